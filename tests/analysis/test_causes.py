@@ -185,6 +185,18 @@ def reads_rows(*shapes: tuple[int, ...], seconds: float = 0.3) -> Trial:
     )
 
 
+def exchanges(exposed: float, **changes: Any) -> Any:
+    """Return a profile's fields with all-reduces that nothing hides for so many per cent of the step."""
+    reduced = {"kind": "all-reduce", "format": "fp32", "launches": 4, "num_bytes": 1e8}
+    fields = {"seconds": 0.3 * STEP, "exposed_seconds": exposed * STEP / 100, "collectives": [reduced]}
+    return {"communication": {**fields, **changes}}
+
+
+REDUCED = {TENSOR: 70.0, "communication": 30.0}
+EACH_PASS = exchanges(30, reduced_passes=4)
+UNEQUAL = exchanges(30, rank_seconds=[0.3 * STEP, 0.1 * STEP])
+
+
 def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
     """Return a profile's fields with a product of a convolution's backward pass, of 32 groups."""
     return product(share, "sm90_xmma_dgrad", *(shapes or GROUP), operator="aten::convolution_backward")
@@ -237,6 +249,18 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("input", None, "resident-data", [fake_run(TRAINING, fake_epoch(TRAINING, load_seconds=0.01))]),
         ("recompilation", 0.5, "", [script_with(compiled_steps=2, compiled_share=0.5)]),
         ("padding", 0.31, "", [script_with(padding_share=0.31)]),
+        ("gradient-sync", 0.3 * 3 / 4, "", [step(classes=REDUCED, profile=EACH_PASS)]),
+        ("communication", 0.3 / 4, "", [step(classes=REDUCED, profile=EACH_PASS)]),
+        # Of two ranks, one waits for a fifth of the step: with equal work both would take a tenth more and less.
+        ("rank-imbalance", 0.1, "", [step(classes=REDUCED, profile=UNEQUAL)]),
+        ("communication", 0.1, "", [step(classes=REDUCED, profile=UNEQUAL)]),
+        ("communication", 0.3, "", [step(classes=REDUCED, profile=exchanges(30))]),
+        (
+            "small-kernels",
+            0.6 * 2 / 3,
+            "",
+            [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.2)],
+        ),
         ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
         ("optimizer", 0.15, "fused-optimizer", [step(classes={"optimizer": 12, "loss_scaling": 3, TENSOR: 85})]),
         ("optimizer", 0.06, "", [step(classes={"optimizer": 12, TENSOR: 88}, techniques=("fused-optimizer",))]),
@@ -319,6 +343,13 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("input", [fake_run(TRAINING, fake_epoch(TRAINING))]),
         ("recompilation", [script_with(compiled_steps=1, compiled_share=0.04)]),
         ("padding", [script_with(padding_share=0.04)]),
+        ("communication", [step(classes=REDUCED, profile=exchanges(4))]),  # the rest is hidden
+        ("communication", [step(classes=REDUCED)]),  # older records do not have it
+        ("gradient-sync", [step(classes=REDUCED, profile=exchanges(30, reduced_passes=1))]),
+        ("gradient-sync", [step(classes=REDUCED, profile=exchanges(4, reduced_passes=4))]),
+        ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.03, 0.024]))]),
+        ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30))]),
+        ("small-kernels", [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.35)]),
         ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
         ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),
         ("memory", [step(classes={"elementwise": 29, TENSOR: 71})]),
@@ -584,3 +615,21 @@ def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -
     assert any("`castwise run sub/m.py --precision fp16-mixed --batch" in line for line in named[-1].missing)
     by_products = last(step(classes=FULL, profile=product(40, "align1", WORDS[0], (768, 30522)), products={}))
     assert not any("space-to-depth" in line for line in by_products.missing)  # which changes a convolution
+
+
+def test_communication_is_told_with_its_format_and_size() -> None:
+    trial = step(classes=REDUCED, profile=exchanges(30))
+    (cause,) = (each for each in last(trial).causes if each.name == "communication")
+    assert cause.evidence.startswith(
+        "30 % of the step is communication that no other work hides: 4 all-reduces of 23.8 "
+    )
+    assert "in float32" in cause.evidence
+    assert "bf16_compress_hook" in cause.advice
+    assert "DistributedDataParallel" not in cause.advice
+    (cause,) = last(step(classes=REDUCED, profile=exchanges(30, late_share=1))).causes
+    assert cause.advice.startswith("DistributedDataParallel, which reduces while backward runs, or half of the bytes")
+    small = {"kind": "all-reduce", "format": "bf16", "launches": 100, "num_bytes": 1e6}
+    trial = step(classes=REDUCED, profile=exchanges(10, collectives=[small]))
+    (cause,) = (each for each in last(trial).causes if each.name == "communication")
+    assert "larger buckets" in cause.advice
+    assert "compress" not in cause.advice

@@ -235,7 +235,9 @@ def test_images_are_each_rank_s_own() -> None:
 @pytest.mark.parametrize("kind", ["steady", "training"])
 def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
     recipe = {"samples_per_epoch": 160, "max_steps": 3}
-    spec = SPEC if kind == "steady" else training_spec(**recipe).model_copy(update={"protocol": TINY})
+    spec = SPEC.model_copy(update={"protocol": TINY.model_copy(update={"profile_steps": 2})})
+    if kind == "training":
+        spec = training_spec(**recipe).model_copy(update={"protocol": TINY})
     (trial,) = TrialRunner(ForkserverEngine(), None, fake_environment(None), NullListener()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     first, second = trial.ranks
@@ -244,5 +246,12 @@ def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
     if kind == "steady":
         assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
         assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks]
+        assert trial.profile is not None
+        found = trial.profile.communication
+        assert found is not None
+        assert (found.reduced_passes, len(found.rank_seconds), found.rank_seconds[0]) == (1, 2, found.seconds)
+        assert 0 < found.exposed_seconds <= found.seconds
+        assert (found.collectives[0].kind, found.collectives[0].format) == ("all-reduce", "fp32")
+        assert found.collectives[0].num_bytes == pytest.approx(4 * 1_199_882)
     else:
         assert [(e.num_steps, e.num_samples, e.shortened) for e in first.epochs + second.epochs] == [(3, 24, True)] * 4

@@ -14,6 +14,7 @@ from castwise.trial.trace_summary import (
     HostEvent,
     busy_nanoseconds,
     measure_idle,
+    summarize_communication,
     summarize_kernels,
     summarize_operators,
 )
@@ -348,3 +349,77 @@ def test_a_million_kernels_take_seconds_not_minutes() -> None:
     assert time.process_time() - started < 30
     assert sum(profile.class_seconds.values()) == pytest.approx(7e-3)
     assert times["idle_seconds"] == pytest.approx(3e-3, rel=1e-3)
+
+
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+
+
+def passes(*names: str) -> list[HostEvent]:
+    """Return events of the host, one after another; a forward operator has a sequence number."""
+    fields = {"aten::linear": {"sequence": 1}, "nccl:all_reduce": {"shapes": ((1000,),), "dtypes": ("float",)}}
+    return [HostEvent(name, 10 * n, 10 * n + 5, 1, **fields.get(name, {})) for n, name in enumerate(names)]
+
+
+ONE_PASS = ("aten::linear", BACKWARD, "nccl:all_reduce", BACKWARD, "nccl:all_reduce")
+NO_SYNC = ("aten::linear", BACKWARD)
+STEPPED = ("Optimizer.step#SGD.step",)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (ONE_PASS + STEPPED, 1),
+        (ONE_PASS * 4 + STEPPED, 4),
+        (NO_SYNC * 3 + ONE_PASS + STEPPED, 1),
+        ((ONE_PASS + STEPPED) * 2, 1),  # two models, each with an optimizer
+        (("aten::linear", "nccl:all_reduce", *ONE_PASS, *STEPPED), 1),  # batch norm's in forward
+        (NO_SYNC + STEPPED, 0),
+    ],
+)
+def test_backward_passes_after_which_gradients_are_reduced(names: tuple[str, ...], found: int) -> None:
+    communication = summarize_communication(passes(*names), 1, [DeviceEvent(REDUCE, 0, 1)], 1, classify_kernel)
+    assert communication is not None
+    assert communication.reduced_passes == found
+    assert communication.late_share == bool(found)
+
+
+def test_gradients_that_hooks_reduce_are_not_late() -> None:
+    pass_ = passes("aten::linear", BACKWARD)
+    hooked = HostEvent("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 20, 50, 1)
+    events = [*pass_, hooked, HostEvent("nccl:all_reduce", 30, 35, 1, shapes=((3000,),), dtypes=("float",))]
+    events.append(HostEvent("nccl:all_reduce", 60, 65, 1, shapes=((1000,),), dtypes=("float",)))
+    found = summarize_communication(events, 1, [DeviceEvent(REDUCE, 0, 1)], 1, classify_kernel)
+    assert found is not None
+    assert (found.reduced_passes, found.late_share) == (1, 0.25)
+
+
+def test_communication_is_exposed_while_nothing_else_runs() -> None:
+    device = [DeviceEvent(GEMM, 0, 100), DeviceEvent(REDUCE, 50, 150), DeviceEvent(REDUCE, 160, 200)]
+    found = summarize_communication(passes(*ONE_PASS, *ONE_PASS), 2, device, 1, classify_kernel)
+    assert found is not None
+    assert found.seconds == pytest.approx(140e-9)
+    assert found.exposed_seconds == pytest.approx(90e-9)
+    (reduced,) = found.collectives
+    assert (reduced.kind, reduced.format, reduced.launches, reduced.num_bytes) == ("all-reduce", "fp32", 2, 8000)
+    assert summarize_communication([], 1, [DeviceEvent(GEMM, 0, 100)], 1, classify_kernel) is None
+
+
+def test_the_first_step_of_several_waits_for_ranks_to_begin() -> None:
+    device = [DeviceEvent(REDUCE, 0, 900), *(DeviceEvent(REDUCE, 1000 * n, 1000 * n + 100) for n in (1, 2))]
+    found = summarize_communication([], 3, device, 3, classify_kernel)
+    assert found is not None
+    assert (found.seconds, found.exposed_seconds) == (pytest.approx(100e-9), pytest.approx(100e-9))
+    assert found.collectives[0].launches == 1
+
+
+def test_kernels_tell_collectives_that_no_operator_launched() -> None:
+    names = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "ncclDevKernel_AllGather_RING_LL(x)", REDUCE
+    device = [DeviceEvent(name, 0, 1) for name in names]
+    found = summarize_communication([], 1, device, 1, classify_kernel)
+    assert found is not None
+    assert {(each.kind, each.format) for each in found.collectives} == {
+        ("reduce-scatter", "bf16"),
+        ("all-gather", ""),
+        ("all-reduce", "fp32"),
+    }

@@ -22,7 +22,7 @@ from castwise.analysis.speedup import was_timed
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import AttentionTime, KernelTime, Trial
+from castwise.records.schema import AttentionTime, Communication, KernelTime, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
@@ -77,6 +77,9 @@ _HAS_MOST = 2 / 3
 # A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
 _AT_ITS_CLOCK = 0.98
 _FEW_CHANNELS = 8
+# Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
+_SMALL_BUCKET, _MANY_BUCKETS = 1e6, 8
+_SEVERAL_PASSES = 1.5
 _ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
 # A saving of this share of the step is a stronger reason than a default that is fast already.
 _STRONG = 0.25
@@ -327,6 +330,22 @@ class Diagnosis:
                 modules = found.setdefault(each.format, {})
                 modules[each.module] = modules.get(each.module, 0.0) + each.seconds
         return found
+
+    @property
+    def communication(self) -> Communication | None:
+        """Return what ranks exchange; None if nothing, or if that is not known."""
+        return None if self.profile is None else self.profile.communication
+
+    @cached_property
+    def exposed(self) -> float:
+        """Return the share of the step in which the first rank communicates and does nothing else; waiting, too."""
+        return 0.0 if self.communication is None else min(1.0, self.communication.exposed_seconds / self.seconds)
+
+    @cached_property
+    def rank_waits(self) -> Sequence[float]:
+        """Return the share of the step that each rank waits for the slowest; empty if that is not known."""
+        seconds = () if self.communication is None or self.on_cpu else self.communication.rank_seconds
+        return [(each - min(seconds)) / self.seconds for each in seconds]
 
     @property
     def item_bytes(self) -> int:
@@ -771,6 +790,59 @@ def _host_copies(step: Diagnosis) -> Cause | None:
     return Cause("host-copies", seen, f"{pinned}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
 
 
+def _gradient_sync(step: Diagnosis) -> Cause | None:
+    passes = 0.0 if step.communication is None else step.communication.reduced_passes
+    if passes < _SEVERAL_PASSES:
+        return None
+    seen = f"each update reduces its gradients after {passes:.0f} backward passes, and needs it after the last alone"
+    advice = "no_sync() around all passes but the last (FSDP2: set_requires_gradient_sync, which takes memory)"
+    return Cause("gradient-sync", seen, advice, _exchanged(step) * (1 - 1 / passes))
+
+
+def _exchanged(step: Diagnosis) -> float:
+    """Return the share of the step that the first rank communicates, without what it waits for a slower one."""
+    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0))
+
+
+def _rank_imbalance(step: Diagnosis) -> Cause | None:
+    """Return for which rank the others wait: the one whose collectives end soonest after it begins them."""
+    waits = step.rank_waits
+    if not waits:
+        return None
+    seen = f"ranks wait for rank {waits.index(min(waits))}, at most {format_share(max(waits))} of the step"
+    advice = "as much work for each rank, as by batches of like sizes"
+    return Cause("rank-imbalance", seen, advice, statistics.fmean(waits))  # with equal work all take the mean
+
+
+def _communication(step: Diagnosis) -> Cause | None:
+    """Return what ranks exchange while nothing else runs, if they wait for none and reduce gradients once an update."""
+    found = step.communication
+    if found is None:
+        return None
+    share = _exchanged(step) / max(1.0, found.reduced_passes)
+    hidden = 1 - found.exposed_seconds / found.seconds if found.seconds else 0.0
+    parts = [
+        f"{each.launches:,.0f} {each.kind}{'s' if each.launches >= 2 else ''}"
+        + (f" of {format_bytes(each.num_bytes / each.launches)}" if each.num_bytes else "")
+        + (f" in {each.format.replace('fp32', 'float32')}" if each.format else "")
+        for each in found.collectives[:2]
+    ]
+    seen = (
+        f"{format_share(step.exposed)} of the step is communication that no other work hides: {' and '.join(parts)}"
+        f" ({format_share(hidden)} of their time is hidden)"
+    )
+    advice = []
+    for each in found.collectives[:1]:
+        if each.kind == "all-reduce" and found.late_share >= _MOSTLY:
+            advice.append("DistributedDataParallel, which reduces while backward runs")
+        if 0 < each.num_bytes < each.launches * _SMALL_BUCKET and each.launches >= _MANY_BUCKETS:
+            advice.append("larger buckets, as bucket_cap_mb sets them")
+        if each.format == "fp32" and step.precision.is_16_bit:
+            advice.append("half of the bytes, by bf16_compress_hook of DDP or MixedPrecisionPolicy of FSDP")
+    advice.append("fewer updates: a larger batch, or several passes under no_sync()")
+    return Cause("communication", seen, ", or ".join(advice[:2]) + ": a step with it tells", share)
+
+
 def _recompilation(step: Diagnosis) -> Cause | None:
     ranks = [trial.ranks[0] for trial in step.row.trials if trial.ranks and trial.ranks[0].compiled_steps]
     if not ranks:
@@ -854,7 +926,8 @@ def _memory(step: Diagnosis) -> Cause | None:
 def _small_kernels(step: Diagnosis) -> Cause | None:
     if step.busy is None or step.counters is None or step.counters.sm_share is None:
         return None
-    busy = step.busy - step.copied  # no multiprocessor works for a copy from the host
+    # No multiprocessor works for a copy from the host, and few for collectives.
+    busy = step.busy - step.copied - step.exposed
     if busy <= _LEAST:
         return None
     filled = min(1.0, step.counters.sm_share / busy)
@@ -892,6 +965,9 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _launches,
     _input,
     _host_copies,
+    _gradient_sync,
+    _rank_imbalance,
+    _communication,
     _recompilation,
     _padding,
     _casts,

@@ -548,6 +548,27 @@ class StepNumerics(FrozenModel):
     missing: str = ""  # why nothing was measured
 
 
+class Collectives(FrozenModel):
+    """The collectives of a step that do the same in one format, such as all-reduces of float32."""
+
+    kind: str  # "all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all" or "other"
+    format: Format = ""  # of the first tensor; "" if it is no float, or not known
+    launches: float  # a step
+    num_bytes: float = 0.0  # of the tensors that a rank gives, a step; 0 if their shapes are not known
+
+
+class Communication(FrozenModel):
+    """What ranks exchange in a step, by the first rank's profile."""
+
+    seconds: _Seconds = 0.0  # in which a kernel of it ran; waiting for other ranks is part of it
+    exposed_seconds: _Seconds = 0.0  # of `seconds`, no other kernel ran
+    collectives: tuple[Collectives, ...] = ()  # those of the most bytes first
+    # Backward passes after which gradients were reduced, for one update; 0 if that is not known.
+    reduced_passes: float = 0.0
+    late_share: float = 0.0  # of the reduced bytes, those that were reduced after backward
+    rank_seconds: tuple[_Seconds, ...] = ()  # `seconds` of each rank; empty if the others' are not known
+
+
 class StepProfile(FrozenModel):
     """What a step spends its time on, from a few steps under torch's profiler after the timed blocks.
 
@@ -582,6 +603,7 @@ class StepProfile(FrozenModel):
     # Of products, and of kernels of unknown names, that no operator of PyTorch's launched, by what did ("" is a CUDA
     # graph or Python); empty on a CPU, and if no operators were recorded.
     unlisted_seconds: dict[str, _Seconds] = Field(default_factory=dict)
+    communication: Communication | None = None  # None without any, and in older records
     flops: StepFlops | None = None  # of a script's step, counted in steps of their own; else `RankSamples` has them
     numerics: StepNumerics | None = None  # None if the protocol does not ask for it
     missing: str = ""  # what could not be found out, and why

@@ -36,6 +36,9 @@ CauseName = Literal[
     "launches",  # the device waits for the host to launch kernels
     "input",  # the step waits for its batch
     "host-copies",  # between host and device, while no kernel runs
+    "gradient-sync",  # gradients are reduced after each of several backward passes of an update
+    "rank-imbalance",  # ranks wait for the slowest one
+    "communication",  # ranks exchange what no other work hides
     "recompilation",  # torch.compile compiles in the midst of training
     "padding",  # of sequences to the longest one's length
     "casts",  # between float32 and 16 bits

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.utils.hooks import RemovableHandle
 
 from castwise.records.schema import StepProfile
-from castwise.registry.kernel_classes import Classified, classify_kernel, classify_ptx
+from castwise.registry.kernel_classes import Classified, classify_kernel, classify_operator, classify_ptx
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.trial.distributed import Peers
@@ -25,6 +25,7 @@ from castwise.trial.trace_summary import (
     DeviceEvent,
     HostEvent,
     measure_idle,
+    summarize_communication,
     summarize_kernels,
     summarize_operators,
 )
@@ -87,6 +88,7 @@ def profile_step(
             why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
             return StepProfile(device_type="cuda", missing=why)
         times = measure_idle(found.device, found.num_steps) | {"wait_seconds": _measure_waits(run, num_steps)}
+        alone = found.device, found.num_steps
         activities.append(ProfilerActivity.CPU)
     try:
         with _annotated(step, has_modules=not hidden):
@@ -95,8 +97,16 @@ def profile_step(
         missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
     if on_cpu:
         profile = summarize_operators(found.host, found.num_steps)
+        operators = [DeviceEvent(event.name, event.start, event.end) for event in found.host]
+        alone, classify = (operators, found.num_steps), lambda name: Classified(classify_operator(name) or "other")
     else:
         profile = summarize_kernels(found.host, found.device, found.num_steps, _classify, found.waits)
+        classify = _classify
+    communication = summarize_communication(found.host, found.num_steps, *alone, classify)
+    rank_seconds = peers.gather_objects(0.0 if communication is None else communication.seconds)
+    if communication is not None and len(rank_seconds) > 1:
+        communication = communication.model_copy(update={"rank_seconds": tuple(rank_seconds)})
+    times["communication"] = communication
     return profile.model_copy(update={**times, "missing": "; ".join([*missing, *found.missing])})
 
 
@@ -158,6 +168,16 @@ def _measure_waits(run: RunSteps, num_steps: int) -> float:
             stack.enter_context(patch.object(torch.Tensor, name, timed(getattr(torch.Tensor, name))))
         num_steps = run(num_steps, nullcontext())
     return 1e-9 * waited / num_steps
+
+
+def communication_seconds(profiler: torch.profiler.profile, num_steps: int) -> float:
+    """Return for how long kernels that exchange with other ranks ran in a step, by a profiler of one device."""
+    kernels = (each for each in _events(profiler) if each.device_type() != DeviceType.CPU)
+    device = [
+        DeviceEvent(each.name(), each.start_ns(), each.end_ns()) for each in kernels if not each.is_user_annotation()
+    ]
+    found = summarize_communication((), num_steps, device, num_steps, _classify)
+    return 0.0 if found is None else found.seconds
 
 
 def _events(profiler: torch.profiler.profile) -> list[Any]:

@@ -8,16 +8,23 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from torch.profiler import ProfilerActivity, profile
+
 from castwise.records.messages import Call, Failed
 from castwise.registry.precisions import AS_WRITTEN
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.trial import server
 from castwise.trial.classify_error import classify
-from castwise.trial.script.ranks import CALL, DOOR, FAILURE, UNLIMITED, WARM, SharedFolder
+from castwise.trial.kernel_profile import communication_seconds
+from castwise.trial.script.ranks import CALL, DOOR, FAILURE, PROFILED, SECONDS, UNLIMITED, WARM, SharedFolder
 from castwise.trial.script.run import ScriptRun, ScriptTrial
 from castwise.trial.script.trackers import switch_off
 from castwise.trial.user_model.source import where, with_line
+
+# Rank 0 is profiled in parts, each of steps that lead in and some that count: one loads CUPTI, one records the device,
+# and one nothing. In that one another rank records its device, as all before and after it slows rank 0.
+_RECORDED_MARKS = (4, 6)  # that are passed when it begins and ends
 
 
 def main() -> None:
@@ -40,12 +47,23 @@ def main() -> None:
     else:
         script = ScriptRun(UserModel.model_validate(arguments["model"]), AS_WRITTEN, device)
 
+    recorder, passed = profile(activities=[ProfilerActivity.CUDA]), list[int]()  # steps up to each mark
+
     def next_mark(moments: Sequence[object]) -> int:
+        if len(passed) == _RECORDED_MARKS[1]:
+            recorder.stop()
+            count = sum(passed[_RECORDED_MARKS[0] :])
+            ranks.tell(f"{SECONDS}{ranks.rank}", str(communication_seconds(recorder, count)))
         if len(moments) == 2:
             ranks.tell(f"samples-{ranks.rank}", str(script.samples_per_step))
         if script.hooks is not None and (folder / WARM).exists():
             script.hooks.stop_looking()
-        return min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
+        num_steps = min(ranks.wait_for_more(script.num_steps), 1 if len(moments) < 2 else UNLIMITED)
+        if device != "cpu" and (folder / PROFILED).exists():
+            if len(passed) == _RECORDED_MARKS[0]:
+                recorder.start()
+            passed.append(num_steps)
+        return num_steps
 
     script.folder = ranks.make_folder()
     script.follow(next_mark)

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from castwise.records.schema import AttentionTime, KernelTime, ModuleTime, ProductTime, StepProfile
+from castwise.records.schema import (
+    AttentionTime,
+    Collectives,
+    Communication,
+    KernelTime,
+    ModuleTime,
+    ProductTime,
+    StepProfile,
+)
 from castwise.registry.kernel_classes import (
     OWN_NAMESPACES,
     PRODUCTS,
@@ -39,6 +47,19 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a part of a module's name
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+_AROUND = (_RANGES, _OPTIMIZER_RANGE, _BACKWARD_NODE)  # begins the names of what is no operator
+# Names that process groups give to their collectives, and libraries to the kernels of them.
+# Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp; src/device/generate.py of NCCL.
+_COLLECTIVE = re.compile(r"^(nccl|gloo|ucc|xccl|mpi):")
+_COLLECTIVES = {
+    "reduce-scatter": re.compile("reduce_?scatter", re.IGNORECASE),
+    "all-reduce": re.compile("all_?reduce", re.IGNORECASE),
+    "all-gather": re.compile("all_?gather", re.IGNORECASE),
+    "broadcast": re.compile("broadcast", re.IGNORECASE),
+}
+_REDUCING = ("reduce-scatter", "all-reduce")
+_ITEM_BYTES = {"float": 4, "c10::Half": 2, "c10::BFloat16": 2, "double": 8, "int": 4, "long int": 8}  # others have 1
 _FORMATS: dict[str, Format] = {"double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
 
 
@@ -133,6 +154,93 @@ def _measure_copies(events: Sequence[DeviceEvent]) -> dict[str, int]:
             copies[f"{found[1]} {found[2]}"].append((event.start, end))
     busy = busy_nanoseconds(others)
     return {name: busy_nanoseconds([*others, *intervals]) - busy for name, intervals in copies.items()}
+
+
+def summarize_communication(
+    host: Sequence[HostEvent],
+    num_host_steps: int,
+    device: Iterable[DeviceEvent],
+    num_steps: int,
+    classify: Callable[[str], Classified],
+) -> Communication | None:
+    """Return what ranks exchange by the host's events, and how long by the device's, which may be of other steps.
+
+    On a CPU operators take their place. None if nothing is exchanged.
+    """
+    own, others = list[DeviceEvent](), list[DeviceEvent]()
+    for event in sorted(device, key=lambda each: each.start):
+        if classify(event.name).kind == "communication":
+            own.append(event)
+        elif not event.name.startswith(_AROUND):
+            others.append(event)
+    collectives = _collectives(host, num_host_steps) or _collectives(own, num_steps)
+    if not collectives:
+        return None
+    per_step, rest = divmod(len(own), num_steps)
+    if per_step and not rest and num_steps > 1:  # ranks do not begin the first step at the same moment
+        begin, num_steps = max(each.end for each in own[:per_step]), num_steps - 1
+        own, others = own[per_step:], [each for each in others if each.start >= begin]
+    passes, late_share = _reductions(host, num_host_steps)
+    alone, hiding, together = (
+        busy_nanoseconds((each.start, each.end) for each in events) for events in (own, others, own + others)
+    )
+    return Communication(
+        seconds=alone * _NANO / num_steps,
+        exposed_seconds=(together - hiding) * _NANO / num_steps,
+        collectives=collectives,
+        reduced_passes=passes,
+        late_share=late_share,
+    )
+
+
+def _collectives(events: Iterable[HostEvent | DeviceEvent], num_steps: int) -> tuple[Collectives, ...]:
+    """Return what kinds of collectives there are, by what process groups begin or, as in a CUDA graph, by kernels."""
+    found = defaultdict[tuple[str, Format], list[int]](list)
+    for event in events:
+        if isinstance(event, DeviceEvent):
+            its_format = format_of(event.name) or ("fp32" if "_f32" in event.name else "")
+            found[_kind_of_collective(event.name), its_format].append(0)
+        elif _COLLECTIVE.search(event.name):
+            its_format = _format_of_event(event)
+            found[_kind_of_collective(event.name), its_format].append(_bytes_of(event))
+    return tuple(
+        Collectives(kind=kind, format=its_format, launches=len(each) / num_steps, num_bytes=sum(each) / num_steps)
+        for (kind, its_format), each in sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
+    )
+
+
+def _kind_of_collective(name: str) -> str:
+    return next((kind for kind, pattern in _COLLECTIVES.items() if pattern.search(name)), "other")
+
+
+def _bytes_of(event: HostEvent) -> int:
+    return sum(
+        math.prod(shape) * _ITEM_BYTES.get(dtype, 1) for shape, dtype in zip(event.shapes, event.dtypes, strict=False)
+    )
+
+
+def _reductions(host: Sequence[HostEvent], num_steps: int) -> tuple[float, float]:
+    """Return after how many backward passes of an update gradients are reduced, and what share of them after backward.
+
+    A pass counts if at least half as many bytes are reduced as after any other one.
+    """
+    reduced, late, is_backward, end, updates = list[int](), 0, False, 0, 0
+    for event in sorted(host, key=lambda each: each.start):
+        updates += event.name.startswith(_OPTIMIZER_RANGE)
+        if event.name.startswith(_BACKWARD_NODE):
+            if not is_backward:
+                reduced.append(0)
+            is_backward, end = True, max(end, event.end)
+        elif event.sequence >= 0 and event.start >= end:  # an operator of a forward pass
+            is_backward = False
+        elif reduced and _COLLECTIVE.search(event.name) and _kind_of_collective(event.name) in _REDUCING:
+            reduced[-1] += max(1, _bytes_of(event))
+            late += (event.start >= end) * max(1, _bytes_of(event))
+    most = max(reduced, default=0)
+    if not most:
+        return 0.0, 0.0
+    passes = sum(2 * each >= most for each in reduced) / max(num_steps, updates)
+    return passes, late / sum(reduced)
 
 
 def summarize_kernels(

@@ -36,6 +36,8 @@ _RANK = "castwise.trial.rank"
 # Files in the folder: the socket that rank 0 connects to, the call that all ranks begin with, and another rank's error.
 DOOR, CALL, FAILURE = "door", "call", "failed"
 WARM = "warm"  # a file that is there after rank 0's warm-up
+PROFILED = "profiled"  # a file that is there once rank 0 is profiled
+SECONDS = "communication-"  # with the rank: the file with what its collectives take in a step of that
 
 
 class SharedFolder(Ranks):
@@ -74,6 +76,13 @@ class SharedFolder(Ranks):
 
     def stop_looking(self) -> None:
         self.tell(WARM, "")
+
+    def begin_profile(self) -> None:
+        self.tell(PROFILED, "")
+
+    def communication_of_others(self) -> tuple[float, ...]:
+        files = [self._folder / f"{SECONDS}{rank}" for rank in range(1, self.num_ranks)]
+        return tuple(float(file.read_text()) for file in files) if all(file.exists() for file in files) else ()
 
     def samples_of_others(self) -> int:
         deadline = time.monotonic() + _SAMPLES_SECONDS

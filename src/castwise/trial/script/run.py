@@ -131,6 +131,13 @@ class Ranks:
         """Return the samples per step of all ranks but this one."""
         return 0
 
+    def begin_profile(self) -> None:
+        """Let the other ranks measure their collectives while this one is profiled."""
+
+    def communication_of_others(self) -> tuple[float, ...]:
+        """Return the seconds a step that the collectives of the other ranks took; empty if they are not known."""
+        return ()
+
     def make_folder(self) -> str:
         """Return a new folder for the files that the script writes."""
         return tempfile.mkdtemp(dir=util.get_temp_dir())  # which is swept
@@ -747,7 +754,12 @@ class ScriptTrial:
             return count
 
         hooks = self._hooks
+        self.run.ranks.begin_profile()
         profile = profile_step(self._spec, hooks, run, num_steps, trace, Peers())
+        if profile.communication is not None and (others := self.run.ranks.communication_of_others()):
+            rank_seconds = (profile.communication.seconds, *others)
+            communication = profile.communication.model_copy(update={"rank_seconds": rank_seconds})
+            profile = profile.model_copy(update={"communication": communication})
         device = torch.device(self._spec.device)
         flops = count_flops_of_script(run, hooks.models, hooks.stepped, device, max(1, profile.num_steps))
         numerics = None
