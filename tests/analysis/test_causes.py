@@ -185,6 +185,15 @@ def reads_rows(*shapes: tuple[int, ...], seconds: float = 0.3) -> Trial:
     )
 
 
+def measured(padded_speedup: float) -> Trial:
+    """Return misaligned products at a rate that is no reason by itself, and how much faster a padded one was."""
+    trial = odd(0.4)
+    flops = trial.ranks[0].flops
+    assert flops is not None
+    ranks = (trial.ranks[0].model_copy(update={"flops": flops.model_copy(update={"padded_speedup": padded_speedup})}),)
+    return trial.model_copy(update={"ranks": ranks})
+
+
 def exchanges(exposed: float, **changes: Any) -> Any:
     """Return a profile's fields with all-reduces that nothing hides for so many per cent of the step."""
     reduced = {"kind": "all-reduce", "format": "fp32", "launches": 4, "num_bytes": 1e8}
@@ -261,6 +270,7 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
             "",
             [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.2)],
         ),
+        ("alignment", 0.6, "", [measured(2.5)]),
         ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
         ("optimizer", 0.15, "fused-optimizer", [step(classes={"optimizer": 12, "loss_scaling": 3, TENSOR: 85})]),
         ("optimizer", 0.06, "", [step(classes={"optimizer": 12, TENSOR: 88}, techniques=("fused-optimizer",))]),
@@ -350,6 +360,7 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.03, 0.024]))]),
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30))]),
         ("small-kernels", [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.35)]),
+        ("alignment", [measured(1.05)]),
         ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
         ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),
         ("memory", [step(classes={"elementwise": 29, TENSOR: 71})]),

@@ -1,10 +1,12 @@
 """Hardware counters and profiles of real trials on a GPU. With `-s` it prints what was found."""
 
 import pytest
+import torch
 from real_gpu import measured, on_gpus
 
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.trial.flops import _padded_speedup
 
 pytestmark = on_gpus(1)
 
@@ -82,3 +84,11 @@ def test_kernels_in_a_cuda_graph_are_seen() -> None:
     assert profile.missing == "modules are not told apart in a step with cuda-graph"
     assert profile.class_seconds["tensor_core_product"] > 0
     assert profile.num_kernels > 100
+
+
+def test_a_padded_product_is_faster() -> None:
+    for width, least, most in ((2045, 1.2, 20.0), (2048, 0.9, 1.1)):
+        factors = (((8192, width), torch.bfloat16, False), ((width, width), torch.bfloat16, True))
+        found = _padded_speedup(factors, torch.device("cuda:0"))
+        assert found is not None
+        assert least < found < most

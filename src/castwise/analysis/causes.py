@@ -61,7 +61,7 @@ _BUSY = 0.6
 _FILLED = 0.5
 # Misaligned products, and convolutions of few channels, run at less than this share of the other products' rate.
 _SLOW = 0.6
-# Of the peak, what aligned products reach, if none can be compared with. Source: chosen here; an H200's reach 80 %.
+# Of the peak, what aligned products reach; for records without a padded one. Source: chosen here; an H200's reach 80 %.
 _REACHED = 0.6
 # Of the peak in 16 bits, what flash attention reaches. Source: Dao, "FlashAttention-2" (2023): 335 TFLOP/s of an H100,
 # forward and backward. Its tiles have at least 128 rows, and its heads at most 256 values.
@@ -80,6 +80,7 @@ _FEW_CHANNELS = 8
 # Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
 _SMALL_BUCKET, _MANY_BUCKETS = 1e6, 8
 _SEVERAL_PASSES = 1.5
+_SLOWER = 1.1  # times as long as padded ones; less is noise
 _ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
 # A saving of this share of the step is a stronger reason than a default that is fast already.
 _STRONG = 0.25
@@ -612,8 +613,12 @@ def _all_misaligned(step: Diagnosis) -> Cause | None:
     name = next(iter(step.flops.by_format))
     limit, item_bytes = peak(step.gpu, name), _ITEM_BYTES.get(name, 4)
     reached = None if limit is None or not seconds else flops / seconds / limit
-    slow = _SLOW if reached is None else reached / _REACHED
-    if slow > _SLOW:
+    measured = "" if reached is None else f", at {format_share(reached)} of the peak"
+    slow, most = _SLOW if reached is None else reached / _REACHED, _SLOW
+    if step.flops.padded_speedup is not None:  # no peak is needed
+        slow, most = 1 / step.flops.padded_speedup, 1 / _SLOWER
+        measured += f"; padded they take {format_share(slow)} of the time, as measured here"
+    if slow > most:
         return None
     shapes, multiple = step.flops.misaligned_shapes, VECTOR_BYTES // item_bytes
     odd = sorted({size for shape in shapes for size in shape if size % multiple})
@@ -621,8 +626,7 @@ def _all_misaligned(step: Diagnosis) -> Cause | None:
     shown = " and ".join("×".join(map(str, shape)) for shape in shapes)
     return Cause(
         "alignment",
-        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}"
-        + (f", at {format_share(reached)} of the peak" if reached is not None else ""),
+        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}{measured}",
         f"sizes that are multiples of {multiple}: pad {pads}",
         step.scale * seconds * (1 - slow),
         step.technique("alignment", convolutions=False),

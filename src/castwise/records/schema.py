@@ -301,6 +301,9 @@ class StepFlops(FrozenModel):
     # bytes, and the shapes of the factors that have most of them; None in older records.
     misaligned_flops: int | None = None
     misaligned_shapes: tuple[tuple[int, ...], ...] = ()
+    # How much faster the GPU multiplies these matrices if their sizes are padded to multiples of 16 bytes; None if less
+    # than half of the FLOPs are misaligned, if it could not be measured, and in older records.
+    padded_speedup: float | None = None
     # Of forward products in "fp32" and "fp64", the lines of the user's code that have the most FLOPs.
     lines: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     missing: str = ""  # why nothing was counted; all else is 0 then

@@ -38,6 +38,7 @@ _LONGEST_REASON = 200
 # a width of 1,024 loses, one of 1,536 gains.
 _LARGE = 1280
 _MOST_LINES = 3  # that are kept of a format
+_NUM_PRODUCTS = 10  # that are timed
 
 _FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "int8"}
 # The switch of float32 products, by kind. Attention's own kernels read none of them.
@@ -47,6 +48,7 @@ _SWITCHES = {
     "recurrent": "cudnn.rnn",
 }
 
+_Factor = tuple[tuple[int, ...], torch.dtype, bool]  # a matrix or a batch of them: shape, dtype, whether by columns
 # What an operator multiplies: the kind of product, FLOPs, and a tensor whose dtype is the factors'.
 _Found = tuple[str, int, Tensor]
 
@@ -162,8 +164,9 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.masked: Counter[bool] = Counter()  # FLOPs of attention that was given a mask, by whether it is causal
         self.saved_bytes = 0
         self.uncounted: set[str] = set()
-        self.misaligned: Counter[tuple[tuple[int, ...], ...]] = Counter()  # FLOPs by the factors' shapes
+        self.misaligned: Counter[tuple[_Factor, ...]] = Counter()  # FLOPs
         self.lines: dict[str, Counter[str]] = {}  # of the user's code that have products in 32 and 64 bits, by format
+        self.device = device
         self._held = {_address(tensor) for tensor in held}
         self.begin(1)
         has_tf32 = device.type == "cuda" and torch.version.hip is None
@@ -217,8 +220,11 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif kind in ("linear", "batched"):
                 tensors = [each for each in values[:-1] if isinstance(each, Tensor) and each.dtype == factor.dtype]
                 if any(map(_is_misaligned, (*tensors, values[-1]))):
-                    shapes = [tuple(each.shape) for each in tensors if each.dim() > 1]
-                    self.misaligned[tuple(shapes[-2:])] += self._times * flops
+                    found = (
+                        (tuple(each.shape), each.dtype, each.stride(-2) == 1 != each.stride(-1))
+                        for each in [each for each in tensors if each.dim() > 1][-2:]
+                    )
+                    self.misaligned[tuple(found)] += self._times * flops
             if kind == "linear" and flops:
                 inputs = factor.shape[-1]
                 if min(inputs, factor.numel() // inputs, flops // (2 * factor.numel())) >= _LARGE:
@@ -349,6 +355,8 @@ def _flops_of(
     for optimizer in optimizers:
         stepped += [*stepped_by(optimizer), *tree_tensors(list(optimizer.state.values()))]
     stepped = [each.to_local() if isinstance(each, DTensor) else each for each in stepped]  # a rank's own
+    factors = next((each for each, _ in counter.misaligned.most_common(1)), ())
+    is_most = 2 * counter.misaligned.total() >= sum(each.total() for each in counter.products.values())
     return StepFlops(
         products={
             kind: {name: flops // num_steps for name, flops in by_format.items()}
@@ -364,7 +372,8 @@ def _flops_of(
         update_bytes=_total_bytes(stepped),
         uncounted=tuple(sorted(counter.uncounted)),
         misaligned_flops=counter.misaligned.total() // num_steps,
-        misaligned_shapes=next((shapes for shapes, _ in counter.misaligned.most_common(1)), ()),
+        misaligned_shapes=tuple(shape for shape, _, _ in factors),
+        padded_speedup=_padded_speedup(factors, counter.device) if is_most else None,
         lines={
             name: tuple(line for line, _ in lines.most_common(_MOST_LINES)) for name, lines in counter.lines.items()
         },
@@ -388,6 +397,34 @@ def _is_causal(mask: Tensor) -> bool:
     distinct = mask[tuple(slice(0, None if stride else 1) for stride in mask.stride()[:-2])]
     later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
     return all(bool(((each < _MASKED_OUT) == later).all()) for each in distinct.reshape(-1, *mask.shape[-2:]))
+
+
+def _padded_speedup(factors: Sequence[_Factor], device: torch.device) -> float | None:
+    """Return how much faster a GPU multiplies two matrices if their sizes are padded; None if it cannot be measured."""
+    if device.type != "cuda" or len(factors) != 2 or factors[0][1] not in (*_FORMATS, torch.float32):
+        return None
+
+    def seconds(multiple: int) -> float:
+        matrices, times = list[Tensor](), list[float]()
+        for (*batch, rows, columns), dtype, by_columns in factors:
+            sizes = [size + -size % multiple for size in ((columns, rows) if by_columns else (rows, columns))]
+            made = torch.ones(*batch, *sizes, dtype=dtype, device=device)
+            matrices.append(made.mT if by_columns else made)
+        a, b = matrices
+        for _ in range(_NUM_PRODUCTS):  # others may use the device: the fastest counts
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            a @ (b if a.shape[-1] == b.shape[-2] else b.mT)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        return min(times)
+
+    try:
+        with torch.cuda.device(device), torch.no_grad():
+            return seconds(1) / seconds(VECTOR_BYTES // factors[0][1].itemsize)
+    except RuntimeError:  # too little memory is left
+        return None
 
 
 def _is_misaligned(matrix: Tensor) -> bool:
