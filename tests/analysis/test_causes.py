@@ -204,6 +204,14 @@ def exchanges(exposed: float, **changes: Any) -> Any:
 REDUCED = {TENSOR: 70.0, "communication": 30.0}
 EACH_PASS = exchanges(30, reduced_passes=4)
 UNEQUAL = exchanges(30, rank_seconds=[0.3 * STEP, 0.1 * STEP])
+VOLUMES = (2, 32, 64, 64, 64), (32, 32, 3, 3, 3)
+
+
+def convolved(precision: str, share: float, seconds: float = STEP, operator: str = "aten::cudnn_convolution") -> Trial:
+    """Return a step with a convolution that takes so many per cent of 100 ms."""
+    return step(
+        precision, FULL, seconds=seconds, profile=product(share, f"{precision}_fprop", *VOLUMES, operator=operator)
+    )
 
 
 def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
@@ -269,6 +277,13 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
             0.6 * 2 / 3,
             "",
             [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.2)],
+        ),
+        ("slower-kernel", 0.2, "", [convolved("fp16-mixed", 30), convolved("bf16-mixed", 50)]),
+        (
+            "slower-kernel",
+            0.2,
+            "",
+            [convolved("tf32", 30, operator="aten::slow_conv_dilated3d"), convolved("bf16-mixed", 50)],
         ),
         ("alignment", 0.6, "", [measured(2.5)]),
         ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
@@ -360,6 +375,9 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.03, 0.024]))]),
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30))]),
         ("small-kernels", [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.35)]),
+        ("slower-kernel", [convolved("fp16-mixed", 48), convolved("bf16-mixed", 50)]),
+        ("slower-kernel", [convolved("bf16-mixed", 30), convolved("tf32", 50)]),  # which is no reason for 16 bits
+        ("slower-kernel", [convolved("bf16-mixed", 50)]),
         ("alignment", [measured(1.05)]),
         ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
         ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),
@@ -644,3 +662,11 @@ def test_communication_is_told_with_its_format_and_size() -> None:
     (cause,) = (each for each in last(trial).causes if each.name == "communication")
     assert "larger buckets" in cause.advice
     assert "compress" not in cause.advice
+
+
+def test_a_slower_kernel_is_named_beside_the_faster_one() -> None:
+    found = last(convolved("fp16-mixed", 30), convolved("bf16-mixed", 50, seconds=1.2 * STEP))
+    (cause,) = (each for each in found.causes if each.name == "slower-kernel")
+    assert "aten::cudnn_convolution of 2×32×64×64×64 and 32×32×3×3×3" in cause.evidence
+    assert "bf16-mixed_fprop, there fp16-mixed_fprop" in cause.evidence
+    assert cause.advice == "fp16-mixed, which is 1.20× as fast here"

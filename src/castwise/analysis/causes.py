@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
@@ -22,9 +23,9 @@ from castwise.analysis.speedup import was_timed
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import AttentionTime, Communication, KernelTime, Trial
+from castwise.records.schema import AttentionTime, Communication, KernelTime, StepProfile, Trial
 from castwise.registry.gpus import find_gpu_model, peak
-from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
+from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of, short_name
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
@@ -80,7 +81,7 @@ _FEW_CHANNELS = 8
 # Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
 _SMALL_BUCKET, _MANY_BUCKETS = 1e6, 8
 _SEVERAL_PASSES = 1.5
-_SLOWER = 1.1  # times as long as padded ones; less is noise
+_SLOWER = 1.1  # times as long as in another precision; less is noise
 _ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
 # A saving of this share of the step is a stronger reason than a default that is fast already.
 _STRONG = 0.25
@@ -577,6 +578,54 @@ def _one_slow_kernel(step: Diagnosis) -> Cause | None:
     return None
 
 
+def _slower_kernels(step: Diagnosis) -> Cause | None:
+    """Return which products take longer than the same ones in another precision that was profiled."""
+    if step.profile is None or step.on_cpu or not step.precision.is_16_bit:
+        return None
+    own, found = _product_kernels(step.profile), list[tuple[float, KernelTime, KernelTime, Row]]()
+    for row in step.others.values():
+        profile = next((trial.profile for trial in row.trials if trial.profile is not None), None)
+        others = {} if profile is None or row is step.row else _product_kernels(profile)
+        lost = {each: own[each][0] - others[each][0] for each in own.keys() & others.keys()}
+        slower = [each for each in lost if own[each][0] > _SLOWER * others[each][0]]
+        if slower:
+            worst = max(slower, key=lost.__getitem__)
+            found.append((step.scale * sum(lost[each] for each in slower), own[worst][1], others[worst][1], row))
+    if not found:
+        return None
+    share, kernel, other, row = max(found, key=lambda each: each[0])
+    shapes = " and ".join("×".join(map(str, shape)) for shape in kernel.shapes if len(shape) > 1)
+    seen = (
+        f"products take {format_share(share)} of the step longer than in {row.precision}, most of all "
+        f"{kernel.operator} of {shapes}: {short_name(kernel.name)}, there {short_name(other.name)}"
+    )
+    return Cause("slower-kernel", seen, _instead_of(step, kernel, row), share)
+
+
+def _instead_of(step: Diagnosis, kernel: KernelTime, row: Row) -> str:
+    """Return what to try instead of a product's kernel, which another precision has a faster one for."""
+    faster = (step.row.step_seconds or 0.0) / (row.step_seconds or math.inf)
+    if faster > 1 + _LEAST:
+        return f"{row.precision}, which is {faster:.2f}× as fast here"
+    if "conv" in kernel.operator and "cudnn-search" not in step.trial.spec.techniques:
+        return f"other algorithms of cuDNN: `{_command(step, 'cudnn-search')}` tells"
+    return "another version of cuDNN: a step with it tells"
+
+
+def _product_kernels(profile: StepProfile) -> dict[tuple[Any, ...], tuple[float, KernelTime]]:
+    """Return the seconds of products by what they multiply, with the longest kernel of each."""
+    found: dict[tuple[Any, ...], tuple[float, KernelTime]] = {}
+    for kernel in profile.kernels:  # the longest first
+        if kernel.kind in PRODUCTS and kernel.shapes:
+            is_backward, is_convolution = ("backward" in kernel.operator, "conv" in kernel.operator)
+            # A convolution's operator may have other names; some have a bias, too.
+            name = "" if is_convolution else kernel.operator
+            key = (name, is_backward, kernel.shapes[: 2 if is_convolution and not is_backward else 3])
+            seconds, longest = found.get(key, (0.0, kernel))
+            found[key] = seconds + kernel.seconds, longest
+    return found
+
+
 def _misaligned_products(step: Diagnosis) -> Cause | None:
     if (found := _all_misaligned(step)) is not None:
         return found
@@ -961,6 +1010,7 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _without_tensor_cores,
     _grouped_convolutions,
     _one_slow_kernel,
+    _slower_kernels,
     _misaligned_products,
     _attention,
     _recomputation,

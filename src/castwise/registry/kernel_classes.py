@@ -123,6 +123,12 @@ def format_of(name: str) -> Format:
     return next((found for rule, found in _FORMAT_RULES if rule.search(name)), "")
 
 
+def short_name(name: str, length: int = 60) -> str:
+    """Return a kernel's name without namespaces, cut to a length."""
+    short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", name)
+    return short if len(short) <= length else short[: length - 1] + "…"
+
+
 def classify_ptx(name: str, ptx: str) -> Classified:
     """Return the class of a compiled Triton kernel: a product if it has Tensor Core instructions."""
     by_name = classify_kernel(name)

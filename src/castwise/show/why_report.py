@@ -1,6 +1,5 @@
 """Diagnoses: a table with a few lines for each precision."""
 
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import Any
 from castwise.analysis.causes import CLASS_WORDS, MEMORY, UPDATE, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import has_gradients, lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
-from castwise.registry.kernel_classes import PRODUCTS
+from castwise.registry.kernel_classes import PRODUCTS, short_name
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
@@ -199,9 +198,7 @@ def kernel_lines(found: Diagnosis) -> list[str]:
             f"{kind}: {each.operator} {shapes}", _WIDTH, initial_indent=figures, subsequent_indent=inset
         )
         if each.name != each.operator:
-            short = re.sub(r"^void |\w+::(?=\w)|\(anonymous namespace\)::", "", each.name)
-            most = _WIDTH - len(inset)
-            lines.append(f"{inset}{short if len(short) <= most else short[: most - 1] + '…'}")
+            lines.append(f"{inset}{short_name(each.name, _WIDTH - len(inset))}")
     if profile.module_seconds:
         lines += textwrap.wrap(f"{name}: the modules that take longest, forward and backward", _WIDTH)
     modules = [(each.forward_seconds + each.backward_seconds, name) for name, each in profile.module_seconds.items()]

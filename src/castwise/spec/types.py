@@ -31,6 +31,7 @@ CauseName = Literal[
     "alignment",  # sizes that Tensor Core kernels cannot load at full speed
     "attention",  # that is slower than flash attention
     "recomputation",  # of forward in backward, for which there is memory
+    "slower-kernel",  # the library's kernels are slower than in another precision
     "layout",  # conversions between NCHW and NHWC
     "synchronisation",  # the host waits for the device within a step
     "launches",  # the device waits for the host to launch kernels
