@@ -214,6 +214,13 @@ def convolved(precision: str, share: float, seconds: float = STEP, operator: str
     )
 
 
+def norms(torch: str = "2.12.1", dtype: str = "bfloat16", kernel_of: str = "float, float") -> Trial:
+    """Return a step under autocast, 40 % of which is rms_norm, by torch's version and the weights' type."""
+    run = kernel("normalisation", 40, f"vectorized_layer_norm_kernel<{kernel_of}, true>", "aten::_fused_rms_norm")
+    trial = step(classes={"normalisation": 40, TENSOR: 60}, profile=run, machine={"torch": torch})
+    return trial.model_copy(update={"facts": fake_facts(param_dtypes={dtype: 1})})
+
+
 def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
     """Return a profile's fields with a product of a convolution's backward pass, of 32 groups."""
     return product(share, "sm90_xmma_dgrad", *(shapes or GROUP), operator="aten::convolution_backward")
@@ -285,6 +292,7 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
             "",
             [convolved("tf32", 30, operator="aten::slow_conv_dilated3d"), convolved("bf16-mixed", 50)],
         ),
+        ("library-fault", 0.2, "", [norms()]),
         ("alignment", 0.6, "", [measured(2.5)]),
         ("casts", 0.06, "compile", [step(classes={"cast": 6, TENSOR: 94})]),
         ("optimizer", 0.15, "fused-optimizer", [step(classes={"optimizer": 12, "loss_scaling": 3, TENSOR: 85})]),
@@ -378,6 +386,9 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("slower-kernel", [convolved("fp16-mixed", 48), convolved("bf16-mixed", 50)]),
         ("slower-kernel", [convolved("bf16-mixed", 30), convolved("tf32", 50)]),  # which is no reason for 16 bits
         ("slower-kernel", [convolved("bf16-mixed", 50)]),
+        ("library-fault", [norms("2.11.0+cu130")]),
+        ("library-fault", [norms(dtype="float32")]),  # whose norms are no faster otherwise
+        ("library-fault", [norms(kernel_of="c10::BFloat16, float")]),
         ("alignment", [measured(1.05)]),
         ("casts", [step(classes={"cast": 4, TENSOR: 96})]),
         ("optimizer", [step(classes={"optimizer": 9, TENSOR: 91})]),

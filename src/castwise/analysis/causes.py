@@ -26,6 +26,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import AttentionTime, Communication, KernelTime, StepProfile, Trial
 from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of, short_name
+from castwise.registry.library_faults import LIBRARY_FAULTS
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
@@ -626,6 +627,23 @@ def _product_kernels(profile: StepProfile) -> dict[tuple[Any, ...], tuple[float,
     return found
 
 
+def _library_fault(step: Diagnosis) -> Cause | None:
+    """Return what a version of torch is known to do slowly, if the step spends its time there."""
+    numbers = re.match(r"(\d+)\.(\d+)", step.trial.environment.torch)
+    if step.profile is None or step.on_cpu or numbers is None or not step.precision.is_16_bit:
+        return None
+    dtypes = () if step.trial.facts is None else step.trial.facts.param_dtypes
+    autocasts = bool(step.precision.autocast_dtype) and any(name.endswith("float16") for name in dtypes)
+    causes = []
+    for row in LIBRARY_FAULTS:
+        kernels = [each for each in step.profile.kernels if re.search(row.operator, each.operator)]
+        share = step.scale * sum(each.seconds for each in kernels if re.search(row.kernel, each.name))
+        if row.since <= (int(numbers[1]), int(numbers[2])) < row.before and (autocasts or not row.autocasts_16_bit):
+            seen = f"{row.what} in torch {numbers[0]} ({row.source}): {format_share(share)} of the step"
+            causes.append(Cause("library-fault", seen, row.advice, row.saved * share))
+    return max(causes, key=lambda each: each.share or 0.0, default=None)
+
+
 def _misaligned_products(step: Diagnosis) -> Cause | None:
     if (found := _all_misaligned(step)) is not None:
         return found
@@ -1011,6 +1029,7 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _grouped_convolutions,
     _one_slow_kernel,
     _slower_kernels,
+    _library_fault,
     _misaligned_products,
     _attention,
     _recomputation,

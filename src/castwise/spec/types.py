@@ -32,6 +32,7 @@ CauseName = Literal[
     "attention",  # that is slower than flash attention
     "recomputation",  # of forward in backward, for which there is memory
     "slower-kernel",  # the library's kernels are slower than in another precision
+    "library-fault",  # a version of torch that is known to be slow there
     "layout",  # conversions between NCHW and NHWC
     "synchronisation",  # the host waits for the device within a step
     "launches",  # the device waits for the host to launch kernels
