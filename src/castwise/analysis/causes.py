@@ -926,7 +926,9 @@ def _recompilation(step: Diagnosis) -> Cause | None:
 
 def _padding(step: Diagnosis) -> Cause | None:
     share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
-    evidence = f"{format_share(share)} of the tokens are padding, by the batches' attention_mask"
+    evidence = (
+        f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
+    )
     return Cause("padding", evidence, "batches of similar lengths, or packed sequences", share) if share else None
 
 

@@ -178,7 +178,7 @@ class Facts(FrozenModel):
     lost_updates: LostUpdates | None = None  # of a script as written that trains weights in 16 bits
     # The one of registry/frameworks.py that takes a script's steps; "" if itself does, None if not known.
     framework: str | None = None
-    padding_share: float | None = None  # of a script's tokens in warm-up, by `attention_mask`; None without one
+    padding_share: float | None = None  # of a script's tokens in warm-up; None if it has none
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak
     ready_seconds: float = 0.0  # from the request for a process until torch is imported and the device is open

@@ -256,6 +256,8 @@ class ScriptHooks:
             if not any(first is known for known in self._called_with):  # sharpness-aware minimisation calls it twice
                 self._called_with.append(first)
                 self._note_batch("model", _num_samples_of_call(args), tensors)
+                if self._is_looking and not self.uses_loader:
+                    self._note_padding(args)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
             self._left_with = module
@@ -264,6 +266,17 @@ class ScriptHooks:
         self._samples[where] += num_samples
         self._trained_on[where][0] += num_samples
         self._trained_on[where][1] += sum(tensor.numel() for tensor in tensors) or others
+
+    def _note_padding(self, batch: Any) -> None:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            num_values, num_padding = mask.numel(), mask.numel() - int(mask.count_nonzero())
+        else:
+            integers = (each for each in tree_tensors(batch) if each.dtype in (torch.int32, torch.int64))
+            tokens = next((each for each in integers if each.dim() == 2), None)
+            num_values, num_padding = (0, 0) if tokens is None else (tokens.numel(), _num_padding(tokens))
+        self.num_padding += num_padding
+        self.num_tokens += num_values - num_padding
 
     def leave_model(self, module: nn.Module, output: Any) -> Any:
         """End a forward pass and autocast with it: what follows gets float32 for 16 bits, as Accelerate has it.
@@ -531,11 +544,8 @@ class ScriptHooks:
             if self._is_looking:
                 self.uses_loader = True
                 self._has_graphs |= bool(_numbers_of_graphs(batch))
-                mask = batch.get("attention_mask") if isinstance(batch, Mapping) and torch.is_grad_enabled() else None
-                if isinstance(mask, Tensor) and mask.dim() == 2:
-                    num_tokens = int(mask.count_nonzero())
-                    self.num_tokens += num_tokens
-                    self.num_padding += mask.numel() - num_tokens
+                if torch.is_grad_enabled():
+                    self._note_padding(batch)
                 workers = getattr(batches, "_num_workers", 0)
                 self.num_prefetched = max(self.num_prefetched, workers * (getattr(batches, "_prefetch_factor", 0) or 0))
             return batch
@@ -689,6 +699,21 @@ def _num_samples_of_batch(batch: Any, batches: Any) -> int:
     if asked and batches._dataset_kind == dataloader._DatasetKind.Map:
         return int(asked)
     return asked if asked in {len(tensor) for tensor in tree_tensors(batch) if tensor.dim()} else _num_samples(batch)
+
+
+def _num_padding(tokens: Tensor) -> int:
+    """Return how many of the tokens in rows are padding: the one number that some rows end with, and no row has within.
+
+    Numbers of another meaning, such as flags, are in the midst of rows, too.
+    """
+    last = tokens[:, -1:]
+    is_end = (tokens == last).flip(1).cumprod(1).flip(1).bool()
+    values = last[is_end.sum(1) > 1]
+    if not len(values) or bool((values != values[0]).any()):
+        return 0
+    is_padding = tokens == values[0]
+    is_elsewhere = bool((is_padding & ~is_end).any()) or bool(is_padding[:, :1].any())
+    return 0 if is_elsewhere else int(is_padding.sum())
 
 
 def _num_samples_of_call(args: Any) -> int:
