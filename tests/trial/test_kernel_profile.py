@@ -248,6 +248,16 @@ def test_a_captured_step_has_no_modules(monkeypatch: pytest.MonkeyPatch) -> None
     assert profile.class_seconds
 
 
+def test_of_many_events_operators_are_read_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_profile, "_MANY_EVENTS", 10)  # a kernel and a copy count as ten
+    gpu = Gpu(monkeypatch)
+    profile = gpu.profile()
+    assert gpu.records == [(False, 1), (False, 2), (True, 1)], "idle time is still that of all steps"
+    assert (profile.num_steps, profile.missing) == (1, "")
+    assert profile.seconds == pytest.approx(50e-9)
+    assert profile.class_seconds["tensor_core_product"] == pytest.approx(50e-9)
+
+
 def test_a_huge_step_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [FakeEvent("my_kernel", 10 * index, 10 * index + 5, "kernel") for index in range(50)]
     monkeypatch.setattr(kernel_profile, "_MOST_EVENTS", 20)

@@ -33,6 +33,9 @@ from castwise.trial.trace_summary import (
 # A profile of more events has fewer steps, and in the end only the first kernels of one step: reading an event takes
 # some microseconds, and a kilobyte of memory. Source: chosen here.
 _MOST_EVENTS = 300_000
+# Of more operators, whose shapes take longest to read, fewer steps are recorded. Source: chosen here; 100,000 take 4 s
+# on a busy core of a Xeon.
+_MANY_EVENTS = 100_000
 _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it, and ranges
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -80,7 +83,9 @@ def profile_step(
     activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
     found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
     num_events = (len(found.host) + _EVENTS_A_KERNEL * len(found.device)) / found.num_steps
-    num_steps = peers.broadcast_object(max(1, min(num_steps, int(_MOST_EVENTS / max(1, num_events)))))
+    num_steps = max(1, min(num_steps, int(_MOST_EVENTS / max(1, num_events))))
+    num_read = max(1, min(num_steps, int(_MANY_EVENTS / max(1, num_events))))
+    num_steps, num_read = peers.broadcast_object((num_steps, num_read))
     if not on_cpu:
         # The device by itself: recording operators slows the host, which makes gaps.
         found = _record(run, activities, num_steps, device)
@@ -92,7 +97,7 @@ def profile_step(
         activities.append(ProfilerActivity.CPU)
     try:
         with _annotated(step, has_modules=not hidden):
-            found = _record(run, activities, num_steps, device, trace)
+            found = _record(run, activities, num_read, device, trace)
     except (RuntimeError, TypeError, AttributeError) as error:
         missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
     if on_cpu:

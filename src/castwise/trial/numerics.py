@@ -37,6 +37,7 @@ _SAMPLE = 2**18  # values of an output or of its gradient; a share of 0.1 % is 2
 # bias before batch norm. Source: chosen here; float32 rounds at 6e-8.
 _NOISE = 1e-6
 _LONGEST_REASON = 200
+_ON_ONE_GPU = "that is done on one GPU only"
 _FAILURES = (
     RuntimeError,
     TypeError,
@@ -214,7 +215,7 @@ def measure_numerics(
 ) -> StepNumerics:
     """Compare a step on a batch with float32; all that the next step depends on is afterwards as before."""
     if spec.world_size > 1:
-        return _missing("that is done on one GPU only")
+        return _missing(_ON_ONE_GPU)
     if find_precision(spec.precision).float8_recipe:
         return _missing("castwise cannot compute layers in FP8 without it")
     carried = () if recurrent_state is None else tuple(state.clone() for state in recurrent_state.read())
@@ -246,6 +247,9 @@ def compare_script(
     `run` is that of `profile_step`. Each model's first call of the step is computed in float32 first, without
     gradients: the script's own code computes the loss, so nothing is known of gradients.
     """
+    is_spread = any(isinstance(model, nn.DataParallel) and len(model.device_ids) > 1 for model in models)
+    if is_spread or (torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return _missing(_ON_ONE_GPU)
     trail, done, errors = _Trail(*models), list[nn.Module](), list[Exception]()
     device_type, stack = torch.device(spec.device).type, ExitStack()
 

@@ -4,6 +4,7 @@ The script has the process's main thread, as signal handlers and some libraries 
 answered in another one. The step of its first optimizer is where it waits for the next order.
 """
 
+import functools
 import itertools
 import math
 import multiprocessing
@@ -738,9 +739,7 @@ class ScriptTrial:
     def profile(self, num_steps: int, trace: Path | None) -> StepProfile:
         """Profile about so many steps after all else, and stop the script."""
 
-        def run(count: int, recorded: AbstractContextManager[Any]) -> int:
-            lead_in = max(1, self._hooks.num_prefetched)
-
+        def run(count: int, recorded: AbstractContextManager[Any], lead_in: int = 1) -> int:
             def next_mark(moments: Sequence[Moment]) -> int | None:
                 # In the script's thread: it is what is recorded.
                 if len(moments) == 1:
@@ -755,7 +754,9 @@ class ScriptTrial:
 
         hooks = self._hooks
         self.run.ranks.begin_profile()
-        profile = profile_step(self._spec, hooks, run, num_steps, trace, Peers())
+        # Times may be those after a wait in which a loader prepares batches; FLOPs and roundings are the same.
+        lead_in = max(1, hooks.num_prefetched)
+        profile = profile_step(self._spec, hooks, functools.partial(run, lead_in=lead_in), num_steps, trace, Peers())
         if profile.communication is not None and (others := self.run.ranks.communication_of_others()):
             rank_seconds = (profile.communication.seconds, *others)
             communication = profile.communication.model_copy(update={"rank_seconds": rank_seconds})
