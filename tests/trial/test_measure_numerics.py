@@ -20,7 +20,7 @@ from castwise.apply.precision import numeric_state
 from castwise.records.schema import ModuleNumerics, StepNumerics
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.trial.numerics import measure_numerics
+from castwise.trial.numerics import compare_script, measure_numerics
 
 
 def measured(
@@ -172,6 +172,13 @@ def test_what_cannot_be_compared_says_why() -> None:
         assert (
             found.missing == "not compared with float32: weights or carried states are not finite after the timed steps"
         )
+
+
+def test_a_script_of_several_ranks_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    found = compare_script(cpu_spec("bf16-mixed"), lambda *_: pytest.fail("it would wait for the others"), [make_net()])
+    assert found.missing == "not compared with float32: that is done on one GPU only"
 
 
 class _Stamps(nn.Module):
