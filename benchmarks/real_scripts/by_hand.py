@@ -37,7 +37,7 @@ DRIVERS: dict[str, tuple[str, dict[str, list[tuple[str, str]]]]] = {
     "hf_trainer_bf16.py": ("transformers", fp32(_WIDE) | bf16(_WIDE, _TRAINER)),
     "peft_lora.py": ("peft", fp32(('"bfloat16"', '"float32"')) | bf16(_TRAINER)),
     "trl_sft.py": ("trl", fp32(("use_cpu", "bf16=False, use_cpu"))),
-    "trl_cli.sh": ("trl", bf16(("--bf16 False", "--bf16 True"))),
+    "trl_cli.sh": ("trl", bf16(("--bf16 False", "--bf16 True --use_cpu True"))),
     "accelerate_loop.py": ("accelerate", bf16(("Accelerator()", 'Accelerator(mixed_precision="bf16")'))),
     "accelerate_launch.sh": ("accelerate", fp32(("--mixed_precision bf16", "--mixed_precision no"))),
     "lightning_trainer.py": ("lightning", bf16(("L.Trainer(", 'L.Trainer(precision="bf16-mixed", '))),
