@@ -46,18 +46,20 @@ _Call = Callable[..., Any]  # the original function, with another path or two in
 class FileOverlay:
     """A process's view of the file system: the user's files below, and above them a folder with what it has written.
 
-    Temporary files, caches, and hidden folders of the user's home are written as always.
+    Caches, and hidden folders of the user's home are written as always, and so is what the script names in TMPDIR: it
+    may be a cache, too. Temporary files that `tempfile` gives names have a folder of their own there.
 
     Args:
         folder: For what is written.
+        temporary: For temporary files.
         own: Folders that are the script's even if they lie in one of those.
         kept: Folders that are written as always.
     """
 
-    def __init__(self, folder: str, own: Iterable[str], kept: Iterable[str]) -> None:
-        self._upper = os.path.realpath(folder)
+    def __init__(self, folder: str, temporary: str, own: Iterable[str], kept: Iterable[str]) -> None:
+        self._upper, self._temporary = os.path.realpath(folder), temporary
         caches = [value for name, value in os.environ.items() if name.endswith(_CACHES) and os.path.isabs(value)]
-        kept = [*kept, *caches, folder, tempfile.gettempdir(), sys.prefix, "/dev", "/proc", "/sys", "/run"]
+        kept = [*kept, *caches, folder, temporary, tempfile.gettempdir(), sys.prefix, "/dev", "/proc", "/sys", "/run"]
         self._is_own = dict.fromkeys(map(os.path.realpath, kept), False) | dict.fromkeys(
             map(os.path.realpath, own), True
         )
@@ -133,8 +135,16 @@ class FileOverlay:
                     supporting.add(new[id(original)])
         for module_name, path, index, method in self._replaced_in_libraries():
             on_import(module_name, functools.partial(self._replace_in, path, self._with_path(method, index)))
+        replaces(tempfile, "_sanitize_params")(self._place)
         replaces(os, "getcwd")(lambda get: get().removeprefix(self._upper) or "/")
         replace_copies(new)
+
+    def _place(self, place: _Call, prefix: Any, suffix: Any, folder: Any) -> tuple[Any, ...]:
+        *names, where, kind = place(prefix, suffix, folder)
+        # Not multiprocessing's: the paths of its sockets may not be longer.
+        if folder is None and prefix != "pymp-" and not getattr(self._thread, "is_off", False):
+            where = os.fsencode(self._temporary) if kind is bytes else self._temporary
+        return *names, where, kind
 
     @staticmethod
     def _replace_in(path: str, function: Callable[..., Any], module: ModuleType) -> None:

@@ -157,6 +157,7 @@ class ScriptRun:
         self.hooks: ScriptHooks | None = None
         self.files: FileOverlay | None = None
         self.folder = ""  # for the files that it writes; empty for one of its own
+        self._temporary = ""  # for temporary files
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._order: Order | None = None
         self._next_mark: float = math.inf  # the step at whose end something is to be done
@@ -191,6 +192,7 @@ class ScriptRun:
         sys.argv = [script.path, *script.arguments]
         sys.path.insert(0, os.getcwd() if script.name else str(Path(script.path).parent))
         self.folder = self.folder or self.ranks.make_folder()
+        self._temporary = tempfile.mkdtemp(dir=os.path.dirname(self.folder))  # which is swept
         own, kept = [os.getcwd(), str(Path(script.path).parent)], list[str]()
         if script.scratch:
             kept.append(os.path.join(script.scratch, os.path.basename(self.folder)))
@@ -200,7 +202,7 @@ class ScriptRun:
         ending: BaseException = SystemExit(0)
         try:
             self._take_order()
-            self.files = FileOverlay(self.folder, own, kept)
+            self.files = FileOverlay(self.folder, self._temporary, own, kept)
             self.hooks = ScriptHooks(
                 ScriptPrecision(find_precision(self._precision), self._device.type),
                 ScriptTechniques(self._techniques, self._device),
@@ -236,7 +238,8 @@ class ScriptRun:
         has_ended = self._has_ended.wait(_END_SECONDS) and self.ending is not None
         if self.files is not None:
             self.files.switch_off()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self._temporary):
+            shutil.rmtree(folder, ignore_errors=True)
         if not has_ended:
             os._exit(0)
 
