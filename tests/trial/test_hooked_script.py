@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -339,6 +340,112 @@ def losses_of_low(precision: str) -> list[float]:
     return found
 
 
+# An optimizer that is none of torch.optim's, whose rate grows with its steps; one loss overflows in float16.
+_OWN_OPTIMIZER = """
+class Rule:
+    def __init__(self, params): self.groups, self.rate = {"all": (list(params),)}, 0.01
+    def step(self):
+        for each in self.groups["all"][0]: each.data -= self.rate * each.grad
+        self.rate *= 1.5
+del optimizer
+torch.manual_seed(0)
+w, found = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), []
+rule = Rule(w.parameters())
+for number in range(99):
+    loss = w(torch.randn(6, 3)).square().mean() * (1e36 if number % 8 == 4 and OVERFLOWS else 1)
+    found.append(loss.item())
+    loss.backward()
+    if number == 6 and RAISES: raise ValueError(*found)
+    rule.step()
+    w.zero_grad()
+"""
+# As Keras has it: its optimizers, and its layers' mixed precision.
+_KERAS = {
+    "optimizers/base_optimizer": """
+class BaseOptimizer:
+    def build(self, variables): self.variables = variables
+    def apply(self, gradients):
+        for each, gradient in zip(self.variables, gradients): each.value.data -= 0.1 * gradient
+""",
+    "optimizers/loss_scale_optimizer": """
+import torch
+from .base_optimizer import BaseOptimizer
+class LossScaleOptimizer(BaseOptimizer):
+    def __init__(self, inner): self.inner_optimizer, self.scale = inner, 2.0**120
+    def apply(self, gradients):
+        if all(each.isfinite().all() for each in gradients):
+            self.inner_optimizer.apply([each / self.scale for each in gradients])
+        else: self.scale /= 2
+""",
+    "dtype_policies/dtype_policy": """
+import types
+kept = {}
+global_state = types.SimpleNamespace(get_global_attribute=kept.get)
+class DTypePolicy:
+    def __init__(self, name=None):
+        self.name, self.compute_dtype = name, name.removeprefix("mixed_")
+        self.variable_dtype = name if name == self.compute_dtype else "float32"
+def set_dtype_policy(name): kept["dtype_policy"] = DTypePolicy(name)
+def dtype_policy():
+    if not kept: set_dtype_policy("float32")
+    return kept["dtype_policy"]
+""",
+    "backend/torch/layer": """
+import torch
+from keras.src.dtype_policies.dtype_policy import dtype_policy
+class Layer(torch.nn.Linear):
+    compute_dtype = property(lambda self: dtype_policy().compute_dtype)
+    def forward(self, x):
+        assert not torch.is_autocast_enabled("cpu")
+        return (x.to(getattr(torch, self.compute_dtype)) * self.weight.sum()).float()
+""",
+}
+_OF_KERAS = """
+sys.path.insert(0, "site-packages")
+import types
+from keras.src.backend.torch.layer import Layer
+from keras.src.dtype_policies import dtype_policy
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+if OWN: dtype_policy.set_dtype_policy("mixed_float16")
+del optimizer
+w, inner = Layer(3, 1, bias=False), BaseOptimizer()
+rule = LossScaleOptimizer(inner) if dtype_policy.dtype_policy().name == "mixed_float16" else inner
+inner.build([types.SimpleNamespace(value=w.weight)])
+for _ in range(99):
+    (w(torch.ones(5, 3)).sum() * getattr(rule, "scale", 1)).backward()
+    rule.apply([w.weight.grad])
+    w.zero_grad()
+    if RAISES: raise ValueError(dtype_policy.dtype_policy().name)
+"""
+
+
+def losses_of_own_optimizer(precision: str) -> list[float]:
+    """Return the losses of _OWN_OPTIMIZER by hand."""
+    torch.manual_seed(0)
+    net, found, rate = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), list[float](), 0.01
+    dtype = torch.float16 if precision == "fp16-mixed" else torch.bfloat16
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-mixed")
+    groups = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number in range(7):
+        with torch.autocast("cpu", dtype, enabled=precision.endswith("mixed")):
+            y = net(torch.randn(6, 3))
+        loss = y.float().square().mean() * (1e36 if number == 4 and precision == "fp16-mixed" else 1)
+        found.append(loss.item())
+        scaler.scale(loss).backward()
+        scaler.unscale_(groups)
+        if all(each.grad.isfinite().all() for each in net.parameters()):
+            for each in net.parameters():
+                each.data -= rate * each.grad
+            rate *= 1.5
+        if precision == "fp16-mixed":
+            groups.step = lambda: None
+            scaler.step(groups)
+        scaler.update()
+        net.zero_grad()
+    return found
+
+
 # A model that computes a loss, beside outputs that a loss may be computed of.
 _BESIDE = """
 class Both(torch.nn.Linear):
@@ -445,6 +552,8 @@ with open("log.txt", "a") as log: log.write("+")
 assert open("log.txt").read() == "kept+" and open(run / "config.json").read() == "{}"
 with tempfile.NamedTemporaryFile(dir=run, delete=False) as new: new.write(b"")  # as ignite's checkpoints are written
 os.replace(new.name, run / "new")
+with tempfile.NamedTemporaryFile(delete=False) as new: new.write(b"")
+assert tempfile.mkdtemp(b"", b"a").startswith(os.fsencode(os.path.dirname(new.name)))
 os.remove(run / "new")
 torch.save([1], run / "last.pt")
 assert os.path.exists(run / "last.pt") and torch.load(run / "last.pt", mmap=True) == [1]
@@ -788,6 +897,27 @@ raise ValueError(*seen, y.dtype, torch.is_autocast_enabled("cpu"))
         "functional as-written": _GRADIENTS.replace(
             "HOW", "w(x); w.weight.grad = torch.func.grad(lambda weight: (x @ weight.T).sum())(w.weight.detach())"
         ),
+        **{
+            f"own-optimizer{'-overflows' * (precision == 'fp16-mixed')} {precision}": _OWN_OPTIMIZER.replace(
+                "OVERFLOWS", str(precision == "fp16-mixed")
+            ).replace("RAISES", "True")
+            for precision in ("as-written", "fp32", "bf16-mixed", "fp16-mixed")
+        },
+        "own-optimizer-overflow measure fp16-mixed": _OWN_OPTIMIZER.replace("OVERFLOWS", "True").replace("RAISES", "0"),
+        "kerass bf16-mixed": _OF_KERAS.replace("OWN", "False").replace("RAISES", "True"),
+        "kerass-own fp32": _OF_KERAS.replace("OWN", "True").replace("RAISES", "True"),
+        "kerass-steps measure fp16-mixed": _OF_KERAS.replace("OWN", "False").replace("RAISES", "False"),
+        "kerass-amp own none": _OF_KERAS.replace("OWN", "True").replace("RAISES", "False"),
+        "subclass bf16-mixed": """
+class Meta(torch.Tensor):
+    pass
+class Loss(torch.nn.Module):
+    def forward(self, y): return (y.sigmoid() - y[:, 0].sigmoid().mean()).square().mean()
+y = w(torch.randn(5, 3).as_subclass(Meta))
+class Note(torch.nn.Module):
+    def forward(self, y): return y.dtype, y[:, 0].sigmoid().dtype
+raise ValueError(y.dtype, *Note()(y))
+""",
         "lbfgs fp16-mixed": """
 optimizer = torch.optim.LBFGS(w.parameters())
 optimizer.step(lambda: w(torch.randn(5, 3)).sum())
@@ -841,6 +971,13 @@ for number in range(18):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_LAUNCHER * part.endswith("launch"))
     (folder / "site-packages" / "of_library.py").write_text(_LIBRARY)
+    for name, text in _KERAS.items():
+        for each in (file := folder / "site-packages" / "keras" / "src" / f"{name}.py").parents:
+            if each == folder / "site-packages":
+                break
+            each.mkdir(parents=True, exist_ok=True)
+            (each / "__init__.py").touch()
+        file.write_text(text)
     for name in ("child.py", "package/train.py"):  # which a script starts
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
@@ -850,7 +987,9 @@ for number in range(18):
         file.write_text(_STEP + ending)
         jobs.append((str(file), how[0] if how else "measure" if precision else "inspect", precision))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    (folder / "t").mkdir()  # where no temporary file is to stay
+    place = os.environ | {"TMPDIR": str(folder / "t")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=place)
     assert done.returncode == 0, done.stderr
     found = dict(zip([*endings, *measured, *asked, *timed], json.loads(done.stdout), strict=True))
     return found | {
@@ -867,7 +1006,7 @@ for number in range(18):
     [
         ("raises", "crashed: ValueError: no such file"),
         ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
-        ("updates", "unsupported: The script's weights change, but no optimizer of torch.optim takes a step, which is"),
+        ("updates", "unsupported: The script's weights change, but no optimizer takes a step, which is what castwise"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         (
             "waits",
@@ -930,6 +1069,30 @@ def test_weights_in_16_bits_are_trained_in_float32_as_by_hand(answers, precision
     assert "torch.bfloat16)" in answers["low bf16-true"]
     said = "8 steps, 0 skipped; its weights, in float16 by halves.py:9, are trained in float32"
     assert answers["halves fp32"] == said
+
+
+@pytest.mark.parametrize("precision", ["as-written", "fp32", "bf16-mixed", "fp16-mixed"])
+def test_an_optimizer_of_the_scripts_own_trains_as_by_hand(answers, precision):
+    name = "own-optimizer" + "-overflows" * (precision == "fp16-mixed")
+    seen = ", ".join(map(str, losses_of_own_optimizer(precision)))
+    assert answers[f"{name} {precision}"].startswith(f"crashed: ValueError: ({seen})")
+
+
+def test_a_step_that_is_skipped_of_an_optimizer_of_the_scripts_own_is_counted(answers):
+    assert answers["own-optimizer-overflow measure fp16-mixed"].startswith("8 steps, 1 skipped")
+
+
+def test_keras_trains_in_its_own_mixed_precision(answers):
+    assert answers["kerass bf16-mixed"].startswith("crashed: ValueError: mixed_bfloat16")
+    assert answers["kerass-own fp32"].startswith("crashed: ValueError: float32")
+    assert re.match("8 steps, [1-8] skipped", answers["kerass-steps measure fp16-mixed"])
+    assert json.loads(answers["kerass-amp own none"])[0] == {"autocast float16": ["kerass-amp.py:16"]}
+
+
+def test_a_loss_of_a_subclass_of_tensors_is_computed_in_autocast(answers):
+    assert answers["subclass bf16-mixed"].startswith(
+        "crashed: ValueError: (torch.float32, torch.bfloat16, torch.bfloat16)"
+    )
 
 
 def test_what_a_script_with_weights_in_16_bits_loses_is_measured(answers):

@@ -18,7 +18,8 @@ class Framework:
 
 
 # In the order in which they are looked for and shown. Frameworks use a GPU by default, so a CPU has to be named:
-# TrainingArguments refuse bf16 there otherwise. Source, besides that of the names: fastai 2.8 (callback.fp16), ignite
+# TrainingArguments refuse bf16 there otherwise. Source, besides that of the names: fastai 2.8 (callback.fp16), Keras
+# 3.15 (config.set_dtype_policy), ignite
 # 0.5 (create_supervised_trainer, whose autocast is "cuda"; a loop in `Engine` has autocast of its own), MONAI 1.6
 # (SupervisedTrainer, likewise), open_clip 3.3 (open_clip_train.params), DeepSpeed 0.18 (docs/_pages/config-json.md).
 FRAMEWORKS = {
@@ -59,6 +60,7 @@ FRAMEWORKS = {
         on_cpu='accelerator="cpu"',
     ),
     "fastai": Framework(modules=("fastai.",), call="learn.{}()", names="fastai"),
+    "Keras": Framework(("keras.",), 'keras.config.set_dtype_policy("{}")', names="keras"),
     "MONAI": Framework(("monai.engines.",), "SupervisedTrainer(..., {})", names="monai", on_cpu=None),
     "ignite": Framework(("ignite.engine",), "create_supervised_trainer(..., {})", names="ignite", on_cpu=None),
     "open_clip": Framework(("open_clip_train.",), "--precision {}", names="open_clip"),

@@ -33,6 +33,7 @@ class Frameworks:
     accelerate: str | None = None  # `mixed_precision` of its Accelerator
     transformers: str | None = None  # the arguments of its TrainingArguments
     fastai: str | None = None  # a method of its Learner
+    keras: str | None = None  # a policy of its layers
     ignite: str | None = None  # the arguments of its create_supervised_trainer
     monai: str | None = None  # the arguments of its SupervisedTrainer
     open_clip: str | None = None  # its --precision
@@ -92,7 +93,13 @@ optimizer.step()"""
 
 _TF32_CAPABILITY = (8, 0)
 _FLOAT32 = Frameworks(
-    lightning="32-true", accelerate="no", fastai="to_fp32", ignite="", monai="amp=False", open_clip="fp32"
+    lightning="32-true",
+    accelerate="no",
+    fastai="to_fp32",
+    keras="float32",
+    ignite="",
+    monai="amp=False",
+    open_clip="fp32",
 )
 
 
@@ -167,6 +174,7 @@ PRECISIONS: tuple[Precision, ...] = (
             accelerate="fp16",
             transformers="fp16=True",
             fastai="to_fp16",
+            keras="mixed_float16",
             ignite='amp_mode="amp", scaler=True',
             monai="amp=True",
             open_clip="amp",
@@ -190,6 +198,7 @@ PRECISIONS: tuple[Precision, ...] = (
             accelerate="bf16",
             transformers="bf16=True",
             fastai="to_bf16",
+            keras="mixed_bfloat16",
             monai='amp=True, amp_kwargs={"dtype": torch.bfloat16}',
             open_clip="amp_bf16",
             deepspeed='"torch_autocast": {"enabled": true, "dtype": "bfloat16"}',

@@ -16,6 +16,7 @@ from torch import nn
 from castwise.apply.precision import autocast_maker
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
+from castwise.trial.script.policies import follow_policies
 from castwise.trial.script.replacing import replaces
 from castwise.trial.user_model.source import calling_line, is_own, is_users
 
@@ -242,6 +243,8 @@ def note_own_precision(*, with_switches: bool = False) -> dict[str, list[str]]:
         for name in _SWITCHES:
             if name.endswith("_enabled"):
                 replaces(torch, name)(switch)
+
+    follow_policies(None, lambda dtype: note(f"autocast {dtype}", _sites()[1][0]))
 
     @replaces(torch.amp.GradScaler, "__init__")
     def make_scaler(make: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from traceback import walk_stack
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -32,6 +31,8 @@ from castwise.errors import UsageError
 from castwise.registry.precisions import AS_WRITTEN
 from castwise.trial.kernel_profile import mark
 from castwise.trial.script.autocast import HALVES
+from castwise.trial.script.others import OtherOptimizers
+from castwise.trial.script.policies import is_kerass
 from castwise.trial.script.precision import ScriptPrecision
 from castwise.trial.script.replacing import on_import, replace_copies_in_libraries, replaces
 from castwise.trial.script.scaling import weights_of
@@ -45,11 +46,6 @@ _SOURCES = {
     "loader": "the DataLoader's",
     "model": "the first dimension of the model's input",
     "compiled": "the first dimension of a compiled function's input",
-}
-# What trains with optimizers of its own, as its package is called, and what to do.
-_OTHER_OPTIMIZERS = {
-    "fastai": "give its Learner opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)",
-    "keras": "Keras' fit has optimizers of its own. Write the loop by hand, with one of torch.optim",
 }
 _FEWEST_CALLS = 10  # of a model before the first step, without gradients: fewer are no rollout; chosen here
 _UPDATES = 3  # changes of weights without an optimizer's step; a script may change them once or twice by itself
@@ -73,6 +69,10 @@ class ScriptHooks:
         self.precision, self.techniques = precision, techniques
         self.models: list[nn.Module] = []  # the outermost modules that it trains
         self.optimizers = precision.optimizers
+        self._others = OtherOptimizers(
+            self.optimizers, precision.scaling, functools.partial(self.after_step, was_skipped=True)
+        )
+        self._num_looks: Counter[int] = Counter()  # at modules for whose weights an optimizer was looked for
         self.stepped: list[Optimizer] = []  # those that have stepped; the first one counts the steps
         self.steps_of_others = 0  # since the first one's last
         self.data_seconds = 0.0  # in which the script waited for its loaders
@@ -179,7 +179,7 @@ class ScriptHooks:
             return
         if next(module.parameters(), None) is None:
             self._take_without_weights(module, is_scripted=is_scripted)
-        elif self._trains(module) and (module.training or not self.models):
+        elif (self._trains(module) or self._finds_optimizer(module)) and (module.training or not self.models):
             self._take_model(module, is_scripted=is_scripted)
             self.enter_model(module, args)
         else:
@@ -205,7 +205,8 @@ class ScriptHooks:
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
         """Hook a model that the script trains, and change it as the precision and the techniques want."""
         self._trained_in_eval = self._trained_in_eval if module.training else module
-        self._known.update(map(id, module.modules()))
+        # Keras' layers are not all among a model's modules.
+        self._known.update(map(id, [*module.modules(), *getattr(module, "_flatten_layers", list)()]))
         self.precision.check_model(module)
         self.techniques.change_model(module)
         self.models.append(module)
@@ -235,6 +236,16 @@ class ScriptHooks:
         weights = {id(weight) for weight in module.parameters() if weight.requires_grad}
         return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
 
+    def _finds_optimizer(self, module: nn.Module) -> bool:
+        """Return whether one that is none of torch.optim's has weights of a module; one may be made at any time."""
+        if self.stepped or not torch.is_grad_enabled():
+            return False
+        count = self._num_looks[id(module)]
+        self._num_looks.update(map(id, module.modules()))
+        if not count & (count + 1):  # call 1, 2, 4, 8 and so on, of it or with it
+            self._others.find(module.parameters())
+        return self._trains(module)
+
     def _find_teacher(self, module: nn.Module, args: Any, *, is_scripted: bool) -> None:
         """Let a module that no optimizer trains, such as a frozen encoder, have the precision in its forward passes."""
         if self.precision.row.autocast_dtype is None or is_scripted or module in self._always:
@@ -259,6 +270,10 @@ class ScriptHooks:
                 if self._is_looking and not self.uses_loader:
                     self._note_padding(args)
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
+        if is_kerass(module):  # it has its policy
+            narrow = self.precision.row.autocast_dtype
+            self.precision.autocast.has_been_on |= narrow is not None and getattr(module, "compute_dtype", "") == narrow
+            return
         if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
             self._left_with = module
 
@@ -464,12 +479,15 @@ class ScriptHooks:
         def noting_step(step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._has_stepped = False
             result = step(scaler, optimizer, *args, **kwargs)
-            if not self._has_stepped and isinstance(optimizer, Optimizer):
+            if not self._has_stepped and not isinstance(optimizer, Optimizer):  # fastai gives it a callback of its own
+                found = scaler._found_inf_per_device(optimizer).values() if scaler._enabled else ()
+                optimizer = self._others.of(weights_of(optimizer)) if any(each.item() for each in found) else None
+            if not self._has_stepped and optimizer is not None:
                 self.after_step(optimizer, was_skipped=True)
             return result
 
     def _check_updates(self) -> None:
-        """Refuse a script whose weights change from backward to backward while no optimizer of torch.optim steps."""
+        """Refuse a script whose weights change from backward to backward while no optimizer steps."""
         modules = self.models or list(self._untrained.values())
         weights = [weight for module in modules for weight in module.parameters()]
         weights = [weight for weight in weights if type(weight) is nn.Parameter and not weight.is_meta]
@@ -477,11 +495,9 @@ class ScriptHooks:
         self._num_updates += bool(self._watched) and values != self._watched
         self._watched = values
         if self._num_updates >= _UPDATES:
-            packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_stack(None)}
-            known = [remedy for name, remedy in _OTHER_OPTIMIZERS.items() if name in packages]
             raise UsageError(
-                "The script's weights change, but no optimizer of torch.optim takes a step, which is what castwise "
-                f"counts: {(known or ['train them with one of torch.optim'])[0]}."
+                "The script's weights change, but no optimizer takes a step, which is what castwise counts. Train them "
+                "with one of torch.optim, or with an object that holds them, and changes them in its method 'step'."
             )
 
     def _replace_methods(self) -> None:

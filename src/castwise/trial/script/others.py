@@ -30,11 +30,7 @@ class OtherOptimizers:
 
     Such a one is any object, but for modules, whose class has a method `step`, and that itself holds a model's weights:
     in its attributes, or containers there. Its step is a call of that method; of Keras' it is one of `apply`.
-
-    Args:
-        optimizers: All that the script has made.
-        scaling: What may skip a step.
-        on_skipped: Called for a step that Keras' own loss scaling has skipped.
+    `on_skipped` is called for a step that Keras' own loss scaling has skipped.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from castwise.apply.precision import (
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, OF_SCRIPTS, TRUE_PRECISIONS, Precision, find_precision
 from castwise.trial.script.autocast import HALVES, ScriptAutocast
+from castwise.trial.script.policies import follow_policies
 from castwise.trial.script.replacing import replaces
 from castwise.trial.script.scaling import ReadGradients, ScriptScaling, takes_one_loss, with_loss
 from castwise.trial.script.weights import ScriptWeights
@@ -102,6 +103,7 @@ class ScriptPrecision:
         self._gradients: ReadGradients | None = None
         if row.name == AS_WRITTEN:
             return
+        follow_policies(row)
         if row.loss_scale != "none" or row.master_weights:
             self._gradients = ReadGradients(self._read_gradient, self.scaling.give)
             replaces(Optimizer, "zero_grad")(self._zero_unread)

@@ -100,6 +100,11 @@ class ScriptScaling:
         """Return whether castwise scales the losses itself."""
         return self.is_scaling and not self._is_scripts
 
+    @property
+    def is_withholding(self) -> bool:
+        """Return whether the step under way is skipped."""
+        return bool(self._withheld)
+
     def before_backward(self, loss: Tensor) -> Tensor:
         if not self.is_scaling:
             return loss
