@@ -940,7 +940,7 @@ for batch in DataLoader(data, batch_size=2):
     w(batch["x"]).sum().backward()
     optimizer.step()
 """,
-        "ends timed-8 as-written": """
+        "pads-numbers timed-8 as-written": """
 rows = [[5, 6, 7, 8], [5, 6, 0, 0], [5, 0, 0, 0], [7, 8, 9, 5]]
 for batch in DataLoader(torch.tensor(16 * rows), batch_size=4):
     w(batch[:, :3].float()).sum().backward()
@@ -1175,7 +1175,7 @@ def test_work_between_steps_is_timed_in_whole_periods_or_said(answers, script, b
 
 def test_padding_and_compilation_in_the_midst_of_training_are_counted(answers):
     assert json.loads(answers["pads timed-8 as-written"])[2:] == [0.125, 0]
-    assert json.loads(answers["ends timed-8 as-written"])[2:] == [5 / 16, 0]
+    assert json.loads(answers["pads-numbers timed-8 as-written"])[2:] == [5 / 16, 0]
     assert json.loads(answers["flags timed-8 as-written"])[2:] == [0, 0]
     *_, padding, compiled = json.loads(answers["compiles-anew timed-8 as-written"])
     assert padding is None
