@@ -169,5 +169,5 @@ DRIVERS: dict[str, tuple[str, dict[str, list[tuple[str, str]]]]] = {
     ),
     "torchrl_dqn.py": ("torchrl", bf16(*around("loss(rb.sample(128))"))),
     "ddpm_lucidrains.py": ("denoising-diffusion-pytorch", fp32(("amp=True", "amp=False"))),
-    "setfit_trainer.py": ("setfit", bf16(("trainer.train()", "trainer.st_trainer.args.bf16 = True; trainer.train()"))),
+    "setfit_trainer.py": ("setfit", bf16(*first('import os; os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"'))),
 }
