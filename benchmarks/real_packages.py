@@ -83,7 +83,9 @@ class Place:
         return found
 
     def temporaries(self) -> set[str]:
-        return {re.sub(r"\d+", "#", path.name) for path in self.temporary.iterdir()}
+        """Return the names there, but for the noted losses and torch.compile's cache."""
+        names = (path.name for path in self.temporary.iterdir())
+        return {re.sub(r"\d+", "#", name) for name in names if not name.startswith(("noted", "torchinductor_"))}
 
     def digests(self) -> dict[str, str]:
         files = (path for path in self.folder.rglob("*") if path.is_file())

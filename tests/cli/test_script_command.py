@@ -73,7 +73,7 @@ def test_a_script_is_measured_from_the_command_line_to_the_record(run: Run) -> N
 def test_a_script_s_own_error_is_shown(run: Run) -> None:
     Path("train.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
     code, _, err = run("run", *_SHORT)
-    assert "train.py ended with sys.exit(2) before an optimizer of torch.optim took a step" in err
+    assert "train.py ended with sys.exit(2) before an optimizer took a step" in err
     assert (code, err.rpartition(": error: ")[2]) == (2, "unrecognized arguments: --lr 0.1 --token abc\n")
 
 
@@ -95,7 +95,7 @@ def test_a_script_that_ends_early_in_one_precision_is_measured_in_the_others(run
         "as-written": "ok",
         "bf16-mixed": "unsupported",
     }
-    assert "unsupported: bf16-mixed (train.py ended before an optimizer of torch.optim took a step" in out
+    assert "unsupported: bf16-mixed (train.py ended before an optimizer took a step" in out
 
 
 @pytest.mark.slow

@@ -1005,7 +1005,7 @@ for number in range(18):
     ("script", "words"),
     [
         ("raises", "crashed: ValueError: no such file"),
-        ("no-step", "unsupported: no-step.py ended before an optimizer of torch.optim took a step"),
+        ("no-step", "unsupported: no-step.py ended before an optimizer took a step"),
         ("updates", "unsupported: The script's weights change, but no optimizer takes a step, which is what castwise"),
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         (
@@ -1015,7 +1015,7 @@ for number in range(18):
         ),
         (
             "starts-by-a-shell",
-            "unsupported: starts-by-a-shell.py ended before an optimizer of torch.optim took a step. It started "
+            "unsupported: starts-by-a-shell.py ended before an optimizer took a step. It started "
             "'python -m package.train'. If that trains, name it",
         ),
         ("asks", "unsupported: asks.py asks for input"),

@@ -363,8 +363,7 @@ class ScriptRun:
         how = f"ended with sys.exit({ending.code!r})" if ending.code else "ended"
         if not self.num_steps:
             raise UsageError(
-                f"{self.name} {how} before an optimizer of torch.optim took a step.{self._elsewhere} --verbose "
-                "prints its output."
+                f"{self.name} {how} before an optimizer took a step.{self._elsewhere} --verbose prints its output."
             )
         raise UsageError(
             f"{self.name} {how} after optimizer step {self.num_steps}. castwise needs more: let the script train "
