@@ -109,13 +109,30 @@ def test_loss_scaling_is_told_from_the_optimizer() -> None:
 
 def test_the_step_is_as_before() -> None:
     step = make_step(find_precision("fp32"), make_task(make_net()), loss_scale="128.0")
-    with kernel_profile._annotated(step, has_modules=True):
+    with kernel_profile._annotated(step, {}, has_modules=True):
         assert "step" in vars(step.scaling)
         assert step.model.conv._forward_hooks
         step(make_batch())
     assert "step" not in vars(step.scaling)
     assert not step.model.conv._forward_hooks
     assert not step.model.conv._forward_pre_hooks
+
+
+def test_what_slows_steps_is_read_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make_step(find_precision("fp32"), make_task(make_net()))
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    seen = dict.fromkeys(kernel_profile._read_settings())
+    regions = torch.autograd.detect_anomaly(check_nan=False), torch.autocast("cpu", cache_enabled=False)
+    with kernel_profile._annotated(step, seen, has_modules=True), regions[0], regions[1]:
+        step(make_batch())
+    assert [*seen] == [
+        "CUDA_LAUNCH_BLOCKING=1",
+        "torch.autograd.set_detect_anomaly(True)",
+        "autocast(cache_enabled=False)",
+    ]
+    found = profile_of("fp32")
+    assert found.settings == ("CUDA_LAUNCH_BLOCKING=1",)
 
 
 def test_a_trace_that_cannot_be_written_costs_the_trace_alone(tmp_path: Path) -> None:
@@ -165,6 +182,8 @@ EVENTS = (
     FakeEvent("cudaLaunchKernel", 2, 4, "cuda_runtime", 99, 2),
     FakeEvent("Activity Buffer Request", 3, 4, "", 2),
     FakeEvent("cudaStreamSynchronize", 4, 9, "cuda_runtime", 99, 2),
+    FakeEvent("cudaFree", 70, 90, "cuda_runtime", 99),
+    FakeEvent("cuCtxGetCurrent", 91, 92, "cuda_driver", 99),
     FakeEvent("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", 10, 60, "kernel", 99, 2),
     FakeEvent("castwise module: a", 10, 60, "gpu_user_annotation", 99, 1),
     FakeEvent("Memcpy DtoH (Device -> Pageable)", 100, 110, "gpu_memcpy", 99, 0),
@@ -214,6 +233,8 @@ def test_a_gpu_is_first_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.class_seconds == {"tensor_core_product": pytest.approx(25e-9), "host_copy": pytest.approx(5e-9)}
     assert profile.module_seconds["a"].forward_seconds == pytest.approx(25e-9)
     assert profile.waits == {"aten::mm": 0.5}
+    assert profile.host_seconds == {"cudaFree": pytest.approx(10e-9)}
+    assert profile.loader_kernels == 0
     assert (profile.kernels[0].operator, profile.kernels[0].shapes) == ("aten::mm", ((4, 4),))
 
 
@@ -242,7 +263,7 @@ def test_steps_that_are_launched_together_count_all(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_captured_step_has_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = Gpu(monkeypatch, EVENTS[3:]).profile(techniques=("cuda-graph",))
+    profile = Gpu(monkeypatch, EVENTS[5:]).profile(techniques=("cuda-graph",))
     assert profile.missing == "modules are not told apart in a step with cuda-graph"
     assert profile.module_seconds == {}
     assert profile.class_seconds

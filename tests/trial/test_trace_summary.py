@@ -107,7 +107,6 @@ def test_a_compiled_update_is_the_optimizer_but_its_communication_is_not() -> No
         ("a_kernel_of_tomorrow", ["aten::max_pool2d_with_indices"], "reduction"),
         ("a_kernel_of_tomorrow", ["aten::embedding_dense_backward"], "indexing"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::linear", "aten::to", "aten::copy_"], "cast"),
-        ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::contiguous", "aten::clone"], "layout_conversion"),
         ("elementwise_kernel<direct_copy_kernel_cuda>", ["aten::copy_"], "elementwise"),
         ("elementwise_kernel<CUDAFunctor_add>", ["aten::linear"], "elementwise"),
     ],
@@ -283,8 +282,64 @@ def test_copies_cost_what_no_kernel_hides() -> None:
 
 def test_waits_are_counted_by_the_operator_around_them() -> None:
     host = (HostEvent("aten::item", 0, 9, 1, 1), HostEvent("aten::_local_scalar_dense", 1, 8, 1, 2))
-    profile = summarize_kernels(host, [], 2, classify_kernel, [2, 2, 0])
+    calls = [HostEvent("cudaStreamSynchronize", 2, 7, 1, around) for around in (2, 2, 0)]
+    profile = summarize_kernels(host, [], 2, classify_kernel, [*calls, HostEvent("cudaLaunchKernel", 2, 3, 1, 1)])
     assert profile.waits == {"aten::_local_scalar_dense": 1.0, "": 0.5}
+
+
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def test_what_the_host_does_while_no_kernel_runs_is_listed() -> None:
+    micro = 1000
+    host = (
+        HostEvent("aten::mm", 0, 10 * micro, 1, 1),
+        HostEvent("aten::lerp_", 20 * micro, 220 * micro, 1, 2),
+        HostEvent("aten::lerp_", 220 * micro, 260 * micro, 1, 3),  # no longer than a launch
+        HostEvent("aten::_foreach_norm", 300 * micro, 400 * micro, 1, 4),  # launches from within
+        HostEvent("aten::linalg_vector_norm", 310 * micro, 320 * micro, 1, 5),
+        HostEvent("Optimizer.step#SGD.step", 400 * micro, 500 * micro, 1, 6),
+        HostEvent("aten::stack", 0, 300 * micro, 2, 7),  # of a thread that launches nothing
+        HostEvent("autograd::engine::evaluate_function: MmBackward0", 520 * micro, 620 * micro, 1, 8),
+        HostEvent("aten::empty", 700 * micro, 900 * micro, 1, 9),
+    )
+    device = [DeviceEvent(GEMM, 0, 120 * micro, 1), DeviceEvent(ADD, 320 * micro, 330 * micro, 5)]
+    calls = [
+        HostEvent("cudaLaunchKernel", micro, 2 * micro, 1, 1),
+        HostEvent("cudaMalloc", 710 * micro, 890 * micro, 1, 9),
+        HostEvent("cudaFree", 100 * micro, 140 * micro, 1),  # which waits for a kernel first
+        HostEvent("cudaDeviceSynchronize", 900 * micro, 999 * micro, 1),
+    ]
+    found = summarize_kernels(host, device, 2, classify_kernel, calls).host_seconds
+    assert found == {
+        "aten::lerp_ on the CPU": pytest.approx(50e-6),
+        "cudaMalloc": pytest.approx(90e-6),
+        "cudaFree": pytest.approx(10e-6),
+    }
+
+
+def test_what_a_loader_launches_is_counted() -> None:
+    host = (
+        HostEvent(LOADING, 0, 500_000, 1, 1),
+        HostEvent("aten::add", 3, 4, 1, 3),
+        HostEvent("aten::stack", 9, 400_000, 1, 4),
+    )
+    profile = summarize_kernels(host, [kernel(ADD, 3), kernel(GEMM, 0), kernel(ADD, 3)], 1, classify_kernel)
+    assert (profile.loader_kernels, profile.host_seconds) == (2, {})
+
+
+def test_a_copy_is_no_conversion_of_layouts_if_no_operator_has_images() -> None:
+    copy = "elementwise_kernel<direct_copy_kernel_cuda>"
+    host = [HostEvent("aten::contiguous", 0, 9, 1, 1), HostEvent("aten::clone", 1, 8, 1, 2)]
+    for other, kind in (
+        ("aten::mm", "elementwise"),
+        ("aten::_convert_indices_from_csr_to_coo", "elementwise"),
+        ("aten::cudnn_convolution", "layout_conversion"),
+        ("aten::max_pool2d_with_indices", "layout_conversion"),
+        ("aten::native_batch_norm", "layout_conversion"),
+    ):
+        profile = summarize_kernels([*host, HostEvent(other, 20, 30, 1, 3)], [kernel(copy, 2)], 1, classify_kernel)
+        assert set(profile.class_seconds) == {kind}, other
 
 
 def test_long_names_are_cut() -> None:

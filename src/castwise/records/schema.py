@@ -37,6 +37,7 @@ from castwise.spec.types import Unit
 # - Block.num_values: the batches of older records of scripts are taken to be of one size.
 # - StepFlops.misaligned_flops, misaligned_shapes, lines, StepProfile.products, unlisted_seconds, flops: older profiles
 #   tell formats by kernels' names, and have no FLOPs of scripts.
+# - StepProfile.host_seconds, loader_kernels, settings: older records do not tell what the host does between launches.
 # - StepNumerics.falls: it is not known of older records where precision is lost first.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -593,6 +594,12 @@ class StepProfile(FrozenModel):
     # Of `seconds`, copies between host and device, and what follows them, in which no kernel runs: by direction and
     # the host's memory, as in "HtoD Pageable"; empty in older records.
     host_copy_seconds: dict[str, _Seconds] = Field(default_factory=dict)
+    # While no kernel ran, the host allocated the device's memory or computed, by name; None on a CPU, in older records.
+    host_seconds: dict[str, _Seconds] | None = None
+    # Kernels and copies that a loader launches in the process that trains; None on a CPU, and in older records.
+    loader_kernels: float | None = None
+    # What slows steps and is on, as Python or the environment sets it; empty in older records.
+    settings: tuple[str, ...] = ()
     recomputed_seconds: _Seconds | None = None  # that backward computes of forward again; None in older records
     num_kernels: float = 0.0  # launches; on a CPU calls of operators
     class_seconds: dict[KernelClass, _Seconds] = Field(default_factory=dict)

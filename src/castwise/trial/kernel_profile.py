@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._C._autograd import DeviceType
+from torch._C._autograd import DeviceType, _profiler_enabled
 from torch.profiler import ProfilerActivity, record_function
 from torch.utils.hooks import RemovableHandle
 
@@ -39,10 +39,10 @@ _MANY_EVENTS = 100_000
 _EVENTS_A_KERNEL = 5  # the operators that call each other until one launches it, and ranges
 _LEVELS = 2  # of modules within modules, lists of modules not counted
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-# Methods of a tensor that wait until the device has computed it.
 # What the profiler itself does, which older versions of torch do not mark.
 _OVERHEAD = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "Command Buffer Full")
-_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")  # events are waited for to limit what runs ahead
+_SLOW_VARIABLES = ("CUDA_LAUNCH_BLOCKING=1", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "TORCH_DISTRIBUTED_DEBUG=DETAIL")
+# Methods of a tensor that wait until the device has computed it.
 _WAITING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
 
 RunSteps = Callable[[int, AbstractContextManager[Any]], int]
@@ -64,7 +64,7 @@ class _Record(NamedTuple):
     num_steps: int
     host: list[HostEvent]
     device: list[DeviceEvent]
-    waits: list[int]  # the host events around calls that wait for the device; 0 for none
+    calls: list[HostEvent]  # of the device's driver and runtime, each with the operator that made it; 0 for none
     missing: list[str]
 
 
@@ -78,7 +78,8 @@ def profile_step(
     """
     hidden = hiding_operators(spec.techniques)
     missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []
-    device, times = torch.device(spec.device), dict[str, Any]()
+    device, times, settings = torch.device(spec.device), dict[str, Any](), dict.fromkeys(_read_settings())
+    settings |= {"torch.profiler": None} if _profiler_enabled() else {}
     on_cpu = device.type == "cpu"
     activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
     found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
@@ -96,7 +97,7 @@ def profile_step(
         alone = found.device, found.num_steps
         activities.append(ProfilerActivity.CPU)
     try:
-        with _annotated(step, has_modules=not hidden):
+        with _annotated(step, settings, has_modules=not hidden):
             found = _record(run, activities, num_read, device, trace)
     except (RuntimeError, TypeError, AttributeError) as error:
         missing.append(f"no operators, shapes and modules: {str(error).partition(chr(10))[0]}")
@@ -105,14 +106,27 @@ def profile_step(
         operators = [DeviceEvent(event.name, event.start, event.end) for event in found.host]
         alone, classify = (operators, found.num_steps), lambda name: Classified(classify_operator(name) or "other")
     else:
-        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify, found.waits)
+        profile = summarize_kernels(found.host, found.device, found.num_steps, _classify, found.calls)
         classify = _classify
     communication = summarize_communication(found.host, found.num_steps, *alone, classify)
     rank_seconds = peers.gather_objects(0.0 if communication is None else communication.seconds)
     if communication is not None and len(rank_seconds) > 1:
         communication = communication.model_copy(update={"rank_seconds": tuple(rank_seconds)})
     times["communication"] = communication
-    return profile.model_copy(update={**times, "missing": "; ".join([*missing, *found.missing])})
+    said = {"settings": tuple(settings), "missing": "; ".join([*missing, *found.missing])}
+    return profile.model_copy(update={**times, **said})
+
+
+def _read_settings() -> list[str]:
+    """Return what is on of the settings that slow steps, and that are often left on by mistake."""
+    found = {
+        "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled(),
+        "torch.use_deterministic_algorithms(True)": torch.are_deterministic_algorithms_enabled(),
+        "torch.backends.cudnn.enabled = False": not torch.backends.cudnn.enabled,
+        "autocast(cache_enabled=False)": not torch.is_autocast_cache_enabled(),
+    }
+    variables = [each for each in _SLOW_VARIABLES if os.environ.get(each.partition("=")[0]) == each.partition("=")[2]]
+    return [*variables, *(name for name, is_on in found.items() if is_on)]
 
 
 def _record(
@@ -122,7 +136,7 @@ def _record(
     profiler = torch.profiler.profile(activities=activities, record_shapes=ProfilerActivity.CPU in activities)
     num_steps = run(num_steps, profiler)
     events = sorted(_events(profiler), key=lambda event: int(event.start_ns()))
-    found = _Record(num_steps, [], [], [], [])
+    found = _Record(num_steps, host=[], device=[], calls=[], missing=[])
     if len(events) > _MOST_EVENTS:
         found.missing.append(f"{len(events) - _MOST_EVENTS:,} events of the profiler were not counted")
     for event in events[:_MOST_EVENTS]:
@@ -134,10 +148,9 @@ def _record(
                 found.device.append(DeviceEvent(name, start, end, linked))
         elif name in _OVERHEAD:
             continue
-        elif name in _SYNCHRONISING:
-            found.waits.append(linked)
-        # Calls of the driver are linked to operators.
-        elif (is_range or (kind in ("cpu_op", "") and not linked)) and event.start_thread_id() == event.end_thread_id():
+        elif linked or kind.startswith("cuda_"):
+            found.calls.append(HostEvent(name, start, end, event.start_thread_id(), linked))
+        elif (is_range or kind in ("cpu_op", "")) and event.start_thread_id() == event.end_thread_id():
             shapes = (tuple(shape) for shape in event.shapes() if shape and all(isinstance(n, int) for n in shape))
             numbers = event.start_thread_id(), event.correlation_id(), event.sequence_nr(), event.fwd_thread_id()
             found.host.append(HostEvent(name, start, end, *numbers, tuple(shapes), tuple(event.dtypes())))
@@ -191,12 +204,18 @@ def _events(profiler: torch.profiler.profile) -> list[Any]:
 
 
 @contextmanager
-def _annotated(step: ProfiledStep, *, has_modules: bool) -> Iterator[None]:
+def _annotated(step: ProfiledStep, settings: dict[str, None], *, has_modules: bool) -> Iterator[None]:
     """Run the parts of a step, and the modules of its model, within ranges that the profiler records."""
+
+    def note(*_: object) -> None:  # within the regions of autocast and of anomaly detection
+        if not torch.compiler.is_compiling():
+            settings.update(dict.fromkeys(_read_settings()))
+
     with ExitStack() as stack:
         stack.enter_context(step.within_ranges())
         for name, module in _outer_modules(step.model) if has_modules else ():
             with suppress(RuntimeError):  # a module of TorchScript takes no hooks
+                stack.callback(module.register_forward_pre_hook(note).remove)
                 hooks = module.register_forward_pre_hook, module.register_forward_hook
                 for handle in mark(f"{MODULE_RANGE}{name}", *hooks):
                     stack.callback(handle.remove)

@@ -2,8 +2,9 @@
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +47,11 @@ _ENGINE = "autograd::engine::evaluate_function"
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
+_LOADING = "enumerate(DataLoader)#"  # torch's own range
+_SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")  # events are waited for to limit what runs ahead
+_ALLOCATING = re.compile(r"^cuda(Malloc|Free|Host(Alloc|Register))|^cuMem(Create|Map|Unmap|Release)")
+_LONG_OPERATOR = 50_000  # nanoseconds: what launches a kernel, or only looks at a tensor, takes less; chosen here
+_IMAGES = re.compile(r"^aten::\w*(conv(?!ert)|batch_norm|_pool\dd)")  # operators whose images may lie in NCHW or NHWC
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a part of a module's name
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 _AROUND = (_RANGES, _OPTIMIZER_RANGE, _BACKWARD_NODE)  # begins the names of what is no operator
@@ -100,6 +106,7 @@ class _Context:
     attention: "_Attention | None" = None  # of a fused operator
     node: "_Context | None" = None  # the innermost backward node
     is_recomputed: bool = False  # of forward, in backward
+    is_loading: bool = False  # in the process that trains
 
 
 class _Attention(NamedTuple):
@@ -152,8 +159,13 @@ def _measure_copies(events: Sequence[DeviceEvent]) -> dict[str, int]:
             is_waited_for = found.groups() == ("HtoD", "Pageable") and event.end > reached
             end = max(event.end, following.start) if is_waited_for else event.end
             copies[f"{found[1]} {found[2]}"].append((event.start, end))
+    return _outside(others, copies)
+
+
+def _outside(others: list[tuple[int, int]], found: Mapping[str, list[tuple[int, int]]]) -> dict[str, int]:
+    """Return the nanoseconds of each name's intervals that the others leave."""
     busy = busy_nanoseconds(others)
-    return {name: busy_nanoseconds([*others, *intervals]) - busy for name, intervals in copies.items()}
+    return {name: busy_nanoseconds([*others, *intervals]) - busy for name, intervals in found.items()}
 
 
 def summarize_communication(
@@ -248,24 +260,55 @@ def summarize_kernels(
     device: Iterable[DeviceEvent],
     num_steps: int,
     classify: Callable[[str], Classified],
-    waits: Sequence[int] = (),
+    calls: Sequence[HostEvent] = (),
 ) -> StepProfile:
     """Return what kernels of the device took, by class, format, module and kernel; without busy and idle time.
 
-    `waits` has the host event around each call that waits for the device.
+    `calls` are those of the device's driver and runtime, with the number of the host event around each.
     """
-    contexts = {event.id: context for event, context, _ in _nested(host) if event.id}
+    device, nested = list(device), list(_nested(host))
+    contexts = {event.id: context for event, context, _ in nested if event.id}
+    if not any(_IMAGES.match(event.name) for event in host):
+        for context in contexts.values():
+            context.kind = "copy" if context.kind == "layout_conversion" else context.kind
     placed = ((event, contexts.get(event.launched_by) or _Context()) for event in device)
     spent = [
         (event.name, _placed(event.name, classify(event.name), context), context, event.end - event.start)
         for event, context in placed
     ]
+    waits = [call.id for call in calls if call.name in _SYNCHRONISING]
     around = Counter(contexts[each].operator if each in contexts else "" for each in waits)
+    host_times = _summarize_host(nested, device, calls)
     found = {
         "attention": _summarize_attention(host, spent, num_steps),
         "waits": {operator: times / num_steps for operator, times in around.items()},
+        "host_seconds": {name: each * _NANO / num_steps for name, each in host_times.items()},
+        "loader_kernels": sum(context.is_loading for _, _, context, _ in spent) / num_steps,
     }
     return _summarize("cuda", spent, num_steps).model_copy(update=found)
+
+
+def _summarize_host(
+    nested: Sequence[tuple[HostEvent, _Context, int]], device: Sequence[DeviceEvent], calls: Sequence[HostEvent]
+) -> dict[str, int]:
+    """Return the nanoseconds in which no kernel runs and the host allocates the device's memory or computes, by name.
+
+    What makes no call of the driver's, and takes longer than a launch, computes on the host.
+    """
+    launching, found = {event.launched_by for event in device}, defaultdict[str, list[tuple[int, int]]](list)
+    threads = {event.thread for event, _, _ in nested if event.id in launching}  # the others prepare batches
+    launching.update(call.id for call in calls)
+    called = sorted((event.thread, event.start) for event, _, _ in nested if event.id in launching)
+    for event, context, own in nested:
+        is_operator = "::" in event.name and not event.name.startswith(_ENGINE) and not context.is_loading
+        if own >= _LONG_OPERATOR and is_operator and event.thread in threads:
+            first, after = (bisect_left(called, (event.thread, time)) for time in (event.start, event.end))
+            if first == after:
+                found[f"{event.name} on the CPU"].append((event.start, event.end))
+    for call in calls:
+        if _ALLOCATING.match(call.name):
+            found[call.name].append((call.start, call.end))
+    return _outside([(event.start, event.end) for event in device], found)
 
 
 def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
@@ -375,6 +418,7 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
         zone=zone,
         kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
         attention=_fused_attention(event) or before.attention,
+        is_loading=before.is_loading or event.name.startswith(_LOADING),
     )
 
 
