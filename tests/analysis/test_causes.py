@@ -129,6 +129,7 @@ NHWC = kernel("normalisation", 40, "batch_norm_backward_reduce_channels_last")
 NCHW = kernel("normalisation", 40, "batch_norm_collect_statistics")
 NORMS = {"layout_conversion": 10.0, "normalisation": 40.0, TENSOR: 50.0}
 WAITS = {"wait_seconds": 0.2 * STEP}
+FFT = kernel("elementwise", 60, "pointwise_mult", "aten::cudnn_convolution", (128, 160, 32, 32), (160, 160, 3, 3))
 FP32: dict[str, Any] = {"products": {"linear": {"fp32": 1}}}
 TF32: dict[str, Any] = {"products": {"linear": {"tf32": 1}}}
 GROUPS: dict[str, Any] = {"products": {"grouped_convolution": {"bf16": 1}}}
@@ -176,6 +177,21 @@ def copies(classes: Mapping[str, float], kind: str = "HtoD Pageable", **changes:
     """Return a step that spends in copies of the host's what its classes say."""
     own = {"host_copy_seconds": {kind: classes["host_copy"] / 100 * STEP}}
     return step(classes=classes, profile=own, **changes)
+
+
+def waits_for_host(idle: float, host: Mapping[str, float] | None, **fields: Any) -> Trial:
+    """Return a step with 200 kernels, so of 10 % in launches at most, and of so many per cent in work of the host."""
+    seconds = None if host is None else {name: share / 100 * STEP for name, share in host.items()}
+    return step(classes={TENSOR: 100 - idle}, profile={"num_kernels": 200, "host_seconds": seconds, **fields})
+
+
+def scans(share: float, *shape: int, launches: int = 1, dram_share: float = 0.5, sm_share: float = 0.9) -> Trial:
+    """Return a step that spends so many per cent of it in one operator."""
+    own = kernel("reduction", share, "tensor_kernel_scan_outer_dim", "aten::cumsum", shape)
+    own["kernels"][0]["launches"] = launches
+    trial = step(classes={"reduction": share, TENSOR: 100 - share}, profile=own)
+    counters = GpuCounters(num_blocks=1, sm_share=sm_share, dram_share=dram_share)
+    return trial.model_copy(update={"counters": counters})
 
 
 def reads_rows(*shapes: tuple[int, ...], seconds: float = 0.3) -> Trial:
@@ -270,6 +286,12 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("launches", 0.3, "cuda-graph", [step(classes={TENSOR: 70})]),
         ("launches", 0.2, "cuda-graph", [step(classes={TENSOR: 60}, profile=WAITS)]),
         ("launches", 0.6, "cuda-graph", [step(sm_share=0.4)]),
+        ("host-work", 0.5, "", [waits_for_host(60, {"cudaFree": 30})]),
+        ("host-work", 0.56, "", [waits_for_host(60, {"cudaFree": 56})]),  # longer than launches would leave
+        ("host-work", 0.5, "", [waits_for_host(60, None)]),
+        ("settings", 0.6, "", [waits_for_host(60, {"cudaFree": 30}, settings=("CUDA_LAUNCH_BLOCKING=1",))]),
+        ("missing-kernel", 0.8, "", [scans(80, 131_072, 8, sm_share=0.3)]),
+        ("missing-kernel", 0.4, "", [scans(40, 131_072, 8)]),  # of which other kernels fill the GPU
         ("input", None, "resident-data", [fake_run(TRAINING, fake_epoch(TRAINING, load_seconds=0.01))]),
         ("recompilation", 0.5, "", [script_with(compiled_steps=2, compiled_share=0.5)]),
         ("padding", 0.31, "", [script_with(padding_share=0.31)]),
@@ -360,6 +382,20 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("launches", [step(classes=FULL, sm_share=0.4)]),  # the profile knows better
         ("launches", [step(sm_share=0.7)]),
         ("launches", [copies({"host_copy": 60, TENSOR: 15})]),  # during which the host launches nothing
+        ("launches", [waits_for_host(60, {"cudaFree": 56})]),
+        ("launches", [waits_for_host(60, {}, settings=("CUDA_LAUNCH_BLOCKING=1",))]),
+        ("host-work", [waits_for_host(60, {}, settings=("CUDA_LAUNCH_BLOCKING=1",))]),
+        ("host-work", [waits_for_host(60, {"cudaFree": 5}, num_kernels=1200)]),
+        ("host-work", [waits_for_host(19, {})]),  # no more than launches may take
+        ("settings", [waits_for_host(4, {}, settings=("CUDA_LAUNCH_BLOCKING=1",))]),
+        ("settings", [waits_for_host(60, {}, settings=("autocast(cache_enabled=False)",))]),
+        ("small-kernels", [scans(80, 131_072, 8, sm_share=0.3)]),
+        ("memory", [scans(80, 131_072, 8, sm_share=0.3)]),
+        ("memory", [scans(80, 2**31, launches=2000, dram_share=0.02)]),
+        ("missing-kernel", [scans(80, 2**32)]),  # which are many bytes
+        ("missing-kernel", [scans(80, 131_072, 8, launches=2000, sm_share=0.3)]),  # small kernels
+        ("missing-kernel", [scans(29, 131_072, 8)]),
+        ("missing-kernel", [step(classes={"elementwise": 60, TENSOR: 40}, profile=FFT)]),
         ("attention", [attends("flash", 60, 10)]),
         ("attention", [attends("cudnn", 60, 10)]),
         ("attention", [attends("efficient", 60, 58, is_masked=True)]),
@@ -491,6 +527,64 @@ def test_reads_beside_launches_are_named_first() -> None:
     (found,) = last(step(classes={TENSOR: 80}, profile=WAITS | {"waits": {"": 1 + 2 / 3, "aten::nonzero": 2}})).causes
     assert found.name == "synchronisation"
     assert found.evidence.endswith("waits for nonzero 2 times and a synchronize() once")
+
+
+def test_what_the_host_does_is_named_with_what_to_do() -> None:
+    for host, seen, tried in (
+        ({"cudaFree": 30, "cudaMalloc": 20}, "; the host is in cudaFree 30 %, cudaMalloc 20 %", "empty_cache()"),
+        ({"aten::lerp_ on the CPU": 40}, "10 % at most; the host is in aten::lerp_ on the CPU 40 %", "aten::lerp_ on"),
+        (
+            {"cudaFree": 2},
+            "does not tell what the host does meanwhile; the host is in cudaFree 2 %",
+            "py-spy",
+        ),
+        (None, "does not tell what the host does meanwhile", "py-spy"),
+    ):
+        first = last(waits_for_host(60, host)).causes[0]
+        assert (first.name, first.evidence.endswith(seen), tried in first.advice) == ("host-work", True, True), seen
+    back = last(waits_for_host(60, {"aten::lerp_ on the CPU": 35}, host_copy_seconds={"DtoH Pageable": 0.1 * STEP}))
+    assert names(back)[0] == "host-work"
+    assert "host-copies" not in names(back)
+    assert back.causes[0].evidence.endswith("Copies to the host take another 10 %")
+    assert back.causes[0].share == pytest.approx(0.5)
+
+
+def test_settings_that_slow_steps_are_named() -> None:
+    anomaly = "torch.autograd.set_detect_anomaly(True)"
+    (first, *_) = last(waits_for_host(80, {}, settings=(anomaly,), wait_seconds=0.5 * STEP)).causes
+    assert (first.name, first.advice) == ("settings", f"training without {anomaly}")
+    assert first.evidence == f"{anomaly} slows each step, and the GPU is idle 80 % of it"
+    casts = step(classes={"cast": 40, TENSOR: 60}, profile={"settings": ("autocast(cache_enabled=False)",)})
+    (cause,) = last(casts).causes
+    assert (cause.name, cause.technique, "autocast's cache" in cause.advice) == ("casts", "", True)
+    exact = last(step(classes=FULL, profile={"settings": ("torch.use_deterministic_algorithms(True)",)}))
+    assert not exact.causes
+    assert "what torch.use_deterministic_algorithms(True) costs; a run without it tells" in exact.missing
+
+
+def test_advice_fits_what_leaves_the_gpu_empty() -> None:
+    scan = last(scans(80, 131_072, 8, sm_share=0.3)).causes[0]
+    assert scan.evidence.startswith(
+        "aten::cumsum of 131,072×8 takes 80 % of the step, with less than 2 % of the memory"
+    )
+    assert "another order of its dimensions" in scan.advice
+    outer = step(
+        classes={"elementwise": 60, TENSOR: 40},
+        profile=kernel("elementwise", 60, "k", "aten::sub", (2**15, 1, 64), (2**15, 64)),
+    )
+    assert names(last(outer)) == ["memory"], "its output is large"
+    for num_kernels, advice in ((2000, "a larger batch"), (100, "timing its longest kernels")):
+        narrow = step(classes={TENSOR: 90}, sm_share=0.3, profile={"num_kernels": num_kernels})
+        found = next(cause for cause in last(narrow).causes if cause.name == "small-kernels")
+        assert found.advice.startswith(advice)
+
+
+def test_samples_that_are_taken_one_by_one_on_the_gpu_need_no_workers() -> None:
+    trial = fake_run(TRAINING, fake_epoch(TRAINING, load_seconds=0.01))
+    for launched, advice in ((4, "more loader workers"), (2048, "whole batches by index on the GPU")):
+        profile = step(classes=FULL, profile={"loader_kernels": launched}).profile
+        found = last(trial.model_copy(update={"profile": profile}))
+        assert next(cause.advice for cause in found.causes if cause.name == "input").startswith(advice)
 
 
 def test_an_optimizer_that_is_fused_is_not_to_be_fused() -> None:

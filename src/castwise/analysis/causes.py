@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from castwise.analysis import steady_metrics
@@ -46,6 +47,11 @@ _WRITES_SCORES = ("written", "math")
 _READ = "aten::_local_scalar_dense"
 _WAITS = {_READ: "`.item()`", "": "a synchronize()"}
 _LEAST_WAITS = 0.9  # a step
+# That a launch takes of the host at most. Source: chosen here; in castwise's records it is 34 µs of idle time at most.
+_LAUNCH_SECONDS = 50e-6
+# Of these settings it is not known what they cost. Others keep the GPU waiting, but for that of autocast's cache.
+_UNPRICED = {"torch.use_deterministic_algorithms(True)", "torch.backends.cudnn.enabled = False", "torch.profiler"}
+_NO_CACHE = "autocast(cache_enabled=False)"
 _OWN_WAITS = 2  # of the profile itself, at its end
 
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
@@ -56,6 +62,11 @@ _NEARLY_ALL = 0.75
 _FEW = 0.01
 _MOST_MODULES = 3  # that a sentence names
 _LEAST_MEMORY = 0.3
+_MULTIPLIES = re.compile(r"conv|mm\b|_mm|linear|attention|rnn")  # operators whose kernels do more than move data
+_ONE_BY_ONE = 16  # kernels and copies of a loader for each batch; chosen here
+# Of the bandwidth while data is moved, if that sets the time. Source: chosen here; of those on record, 20 % at least.
+_LEAST_BANDWIDTH = 0.1
+_LEAST_RATE = 0.02  # the same of one operator, by its shapes: of what else it reads, and its type, nothing is known
 _LEAST_UPDATE = 0.1
 # Without a profile: multiprocessors that are busy for less than this share of the time wait for the host.
 _BUSY = 0.6
@@ -152,6 +163,8 @@ class Diagnosis:
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
         self.precision = precision_of(self.trial)
         self.on_cpu = self.trial.spec.device_type == "cpu"
+        self.settings = {*self.profile.settings} if self.profile is not None and not self.on_cpu else set[str]()
+        self.slowed_by = " and ".join(sorted(self.settings - _UNPRICED - {_NO_CACHE}))  # that keep the GPU waiting
 
     @cached_property
     def seconds(self) -> float:
@@ -247,6 +260,7 @@ class Diagnosis:
             why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
             missing.append(f"no counters of the GPU: {why}")
         missing += self._unknown_flops
+        missing += [f"what {each} costs; a run without it tells" for each in sorted(self.settings & _UNPRICED)]
         misaligned = self.scale * sum(kernel.seconds for kernel in self.misaligned)
         if misaligned >= _LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
             on_convolutions = any("conv" in kernel.operator for kernel in self.misaligned)
@@ -380,6 +394,37 @@ class Diagnosis:
         """Return the share of the step that copies between host and device take while no kernel runs."""
         seconds = self.profile.host_copy_seconds.values() if self.profile is not None else ()
         return min(1.0, sum(seconds) / self.seconds)
+
+    @cached_property
+    def narrow(self) -> tuple[float, str]:
+        """Return the share of an operator with long kernels that hardly move data, and a sentence; zero without one."""
+        bandwidth = 0.0 if self.gpu is None else self.gpu.bandwidth_bytes_per_second
+        kernels = self.profile.kernels if self.profile is not None else ()
+        long = [each for each in kernels if each.shapes and each.seconds >= _LAUNCH_SECONDS * each.launches]
+        long = [each for each in long if each.kind in _FUSED and not _MULTIPLIES.search(each.operator)]
+        for operator in dict.fromkeys(each.operator for each in long):
+            own = [each for each in long if each.operator == operator]
+            seconds, moved = sum(each.seconds for each in own), 0.0
+            for each in own:
+                largest = map(max, zip_longest(*map(reversed, each.shapes), fillvalue=1))  # which an output may have
+                moved += 4 * each.launches * (sum(map(math.prod, each.shapes)) + math.prod(largest))
+            if self.scale * seconds >= _LEAST_MEMORY and moved < _LEAST_RATE * bandwidth * seconds:
+                seen = f"{operator} of {'×'.join(f'{size:,}' for size in own[0].shapes[0])} takes"
+                seen += f" {format_share(self.scale * seconds)} of the step, with less than"
+                return self.scale * seconds, f"{seen} {format_share(_LEAST_RATE)} of the memory's bandwidth"
+        return 0.0, ""
+
+    @cached_property
+    def idle_parts(self) -> tuple[float, float]:
+        """Return for how much of the step the GPU idles due to launches, and due to other work of the host."""
+        if self.profile is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
+            return 0.0, 0.0
+        # While it copies or waits, the host launches nothing.
+        loads = self.input_share if self.trial.spec.is_script else 0.0
+        idle = max(0.0, (self.idle_share or 0.0) - max(_waiting(self)[0], self.copied, loads))
+        known = min(idle, sum((self.profile.host_seconds or {}).values()) / self.seconds)
+        launches = min(idle - known, _LAUNCH_SECONDS * self.profile.num_kernels / self.seconds)
+        return (launches, idle - launches) if idle - launches >= _LEAST_IDLE else (idle, 0.0)
 
     @cached_property
     def slow_norm(self) -> float:
@@ -571,6 +616,9 @@ def _grouped_convolutions(step: Diagnosis) -> Cause | None:
 def _one_slow_kernel(step: Diagnosis) -> Cause | None:
     """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
     kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
+    if step.narrow[0]:
+        advice = "timing another order of its dimensions, or another operator: torch.compile does not help"
+        return Cause("missing-kernel", step.narrow[1], advice, step.narrow[0])
     for kernel in kernels[:1]:
         share = step.scale * kernel.seconds
         if share >= _MOSTLY and kernel.kind in ("unknown_product", "other"):
@@ -807,10 +855,8 @@ def _launches(step: Diagnosis) -> Cause | None:
             return None
         evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
         return Cause("launches", evidence, advice, 1 - busy, technique)
-    wait, idle = _waiting(step)
-    # While it copies, the host launches nothing.
-    wait = max(wait, step.copied, step.input_share if step.trial.spec.is_script else 0.0)
-    if idle - wait < _LEAST_IDLE:
+    share, idle = step.idle_parts[0], step.idle_share or 0.0
+    if share < _LEAST_IDLE:
         return None
     micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
     evidence = (
@@ -819,7 +865,38 @@ def _launches(step: Diagnosis) -> Cause | None:
     )
     if step.reads:
         advice, technique = f"no such waits within a step, then {advice}", ""  # no graph can have them
-    return Cause("launches", evidence, advice, idle - wait, technique)
+    return Cause("launches", evidence, advice, share, technique)
+
+
+def _host_work(step: Diagnosis) -> Cause | None:
+    """Return what the host does for longer than launches take, while the GPU is idle."""
+    launches, share = step.idle_parts
+    if not share or step.profile is None:
+        return None
+    seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
+    named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
+    idle, of_launches = format_share(step.idle_share or 0.0), format_share(launches)
+    evidence = f"the GPU is idle {idle} of the step, and launches explain {of_launches} at most"
+    if sum(seconds[name] for name in named) < share / 2:
+        evidence += "; PyTorch's profiler does not tell what the host does meanwhile"
+        advice = "cProfile or py-spy, which tell what Python does"
+    elif named[0].startswith("cu"):
+        advice = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
+    else:
+        advice = f"{named[0].removesuffix(' on the CPU')} on the GPU, or not in each step"
+    parts = ", ".join(f"{name} {format_share(seconds[name])}" for name in named[:_MOST_MODULES])
+    evidence += f"; the host is in {parts}" if named else ""
+    copies = step.profile.host_copy_seconds
+    back = sum(copies[name] for name in copies if name.startswith("DtoH")) / step.seconds
+    evidence += f". Copies to the host take another {format_share(back)}" if back >= _LEAST else ""
+    return Cause("host-work", evidence, advice, share + back)
+
+
+def _settings(step: Diagnosis) -> Cause | None:
+    """Return that something is on, as for debugging, that keeps the GPU waiting."""
+    named, idle = step.slowed_by, step.idle_share or 0.0
+    seen = f"{named} slows each step, and the GPU is idle {format_share(idle)} of it"
+    return Cause("settings", seen, f"training without {named}", max(0.0, idle - step.copied)) if named else None
 
 
 def _waiting(step: Diagnosis) -> tuple[float, float]:
@@ -829,7 +906,7 @@ def _waiting(step: Diagnosis) -> tuple[float, float]:
     longer.
     """
     idle = step.idle_share
-    if idle is None or captures_graph(step.trial.spec.techniques):
+    if idle is None or step.slowed_by or captures_graph(step.trial.spec.techniques):
         return 0.0, 0.0
     return min(idle, step.waits or 0.0), idle
 
@@ -839,6 +916,10 @@ def _input(step: Diagnosis) -> Cause | None:
     if share < _LEAST_IDLE:
         return None
     evidence = f"the step waits {format_share(share)} of the time for its next batch"
+    if step.profile is not None and (step.profile.loader_kernels or 0.0) >= _ONE_BY_ONE:
+        evidence += f": its loader launches {step.profile.loader_kernels:,.0f} kernels or copies"
+        advice = "whole batches by index on the GPU, as data[indices]: loader workers do not help with that"
+        return Cause("input", evidence, advice, share)
     advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
     return Cause("input", evidence, advice, share, step.technique("input"))
 
@@ -852,6 +933,8 @@ def _host_copies(step: Diagnosis) -> Cause | None:
     shapes = [each.shapes[0] for each in step.profile.kernels if each.name.startswith("Memcpy") and each.shapes]
     largest = f", most of it {'×'.join(map(str, shapes[0]))}" if shapes else ""
     if most.startswith("DtoH"):
+        if step.idle_parts[1]:
+            return None  # `host-work` tells of them
         seen = f"{format_share(share)} of the step copies to the host while no kernel runs{largest}"
         return Cause("host-copies", seen, "results that stay on the GPU until the end of an epoch", share)
     is_pageable = not most.endswith("Pinned")
@@ -937,6 +1020,9 @@ def _casts(step: Diagnosis) -> Cause | None:
     technique = step.technique("casts")
     advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
     seen = f"{format_share(share)} of the step casts between float32 and 16 bits"
+    if _NO_CACHE in step.settings:
+        seen, technique = f"{seen}, with {_NO_CACHE}", ""
+        advice = "autocast's cache of cast weights, which is its default"
     return Cause("casts", seen, advice, share, technique) if share >= _LEAST else None
 
 
@@ -982,8 +1068,9 @@ def _optimizer(step: Diagnosis) -> Cause | None:
 
 
 def _memory(step: Diagnosis) -> Cause | None:
-    share = step.share_of(*_FUSED) - step.scores
-    if share < _LEAST_MEMORY or step.on_cpu:
+    share = step.share_of(*_FUSED) - step.scores - step.narrow[0]
+    bandwidth = 1.0 if step.counters is None or step.counters.dram_share is None else step.counters.dram_share
+    if share < _LEAST_MEMORY or step.on_cpu or bandwidth < _LEAST_BANDWIDTH * share:
         return None
     technique = step.technique("memory")
     if not technique and step.precision.is_16_bit:
@@ -1001,13 +1088,15 @@ def _small_kernels(step: Diagnosis) -> Cause | None:
         return None
     # No multiprocessor works for a copy from the host, and few for collectives.
     busy = step.busy - step.copied - step.exposed
-    if busy <= _LEAST:
+    if busy <= _LEAST or step.narrow[0]:
         return None
     filled = min(1.0, step.counters.sm_share / busy)
     if filled >= _FILLED:
         return None
     evidence = f"while a kernel runs, {format_share(filled)} of the GPU's multiprocessors work"
-    return Cause("small-kernels", evidence, "a larger batch", busy * (1 - filled))
+    is_long = step.profile is not None and step.profile.busy_seconds >= _LAUNCH_SECONDS * step.profile.num_kernels
+    advice = "timing its longest kernels (--kernels) with other shapes" if is_long else "a larger batch"
+    return Cause("small-kernels", evidence, advice, busy * (1 - filled))
 
 
 def _power(step: Diagnosis) -> Cause | None:
@@ -1037,7 +1126,9 @@ _RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
     _recomputation,
     _layout,
     _synchronisation,
+    _settings,
     _launches,
+    _host_work,
     _input,
     _host_copies,
     _gradient_sync,

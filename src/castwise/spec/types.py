@@ -35,7 +35,9 @@ CauseName = Literal[
     "library-fault",  # a version of torch that is known to be slow there
     "layout",  # conversions between NCHW and NHWC
     "synchronisation",  # the host waits for the device within a step
+    "settings",  # for debugging, which slow each step
     "launches",  # the device waits for the host to launch kernels
+    "host-work",  # the device waits for other work of the host
     "input",  # the step waits for its batch
     "host-copies",  # between host and device, while no kernel runs
     "gradient-sync",  # gradients are reduced after each of several backward passes of an update
