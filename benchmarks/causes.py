@@ -31,7 +31,9 @@ from castwise.spec.types import CauseName
 MODELS = Path(__file__).with_name("cause_models.py")
 GPT2 = str(Path(__file__).with_name("gpt2.py"))
 SCRIPTS = sorted(Path(__file__).with_name("cause_scripts").glob("*.py"))
-FIRST_TRY = RECORDS / "causes" / "first_try.json"  # the first cause that was named before any rule was mended
+FIRST_TRY = (
+    Path(__file__).with_name("cause_scripts") / "first_try.json"
+)  # the first cause that was named before any rule was mended
 NONE = "none"
 _HARMLESS = {"memory", "power-limit"}  # what a well-made loop may have
 
@@ -149,15 +151,18 @@ def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
                 f"`{script.stem}`",
                 said["precision"],
                 said["expected"],
-                (at_first := first_try.get(script.stem, "–")) + (" (**wrong**)" * (not is_right(at_first))),
-                (names or [NONE])[0] + (" (**wrong**)" * (not is_right((names or [NONE])[0]))),
+                *(
+                    name + " (**wrong**)" * (name != "–" and not is_right(name))
+                    for name in (first_try.get(script.stem, "–"), (names or [NONE])[0])
+                ),
                 "–" if first is None or first.share is None else format_share(first.share),
                 said["after"],
             ]
         )
-    right = [sum("wrong" not in row[column] for row in rows) for column in (3, 4)]
+    tried = [[row[column] for row in rows if row[column] != "–"] for column in (3, 4)]
+    right = [f"{sum('wrong' not in each for each in column)} of {len(column)}" for column in tried]
     heading = "script | precision | expected | first try | now | saves at most | after"
-    told = f"Right: {right[0]} of {len(rows)} at the first try, {right[1]} now."
+    told = f"Right: {right[0]} at the first try, {right[1]} now."
     return [*markdown(heading, "lllllrl", rows), "", told]
 
 

@@ -1,6 +1,6 @@
 # autograd's anomaly detection was left on (a Python stack trace for each forward operation, a NaN check with a read-back to the CPU for each gradient: the GPU waits for the CPU); remove set_detect_anomaly(True)
 # after: yenchenlin/nerf-pytorch#42
-# expected: synchronisation or launches
+# expected: settings
 # precision: as-written
 import torch, torch.nn.functional as F
 from torch import nn

@@ -1,6 +1,6 @@
 # a moving average of the weights kept on the CPU is updated in every step (all weights copied to the host, one blocking pageable copy per parameter, then CPU arithmetic while the GPU waits); keep the average on the GPU (torch._foreach_lerp_, AveragedModel) or update it every n steps
 # after: lucidrains/ema-pytorch#5
-# expected: host-copies
+# expected: host-work or host-copies
 # precision: bf16-mixed
 import copy, torch, torch.nn.functional as F
 from torch import nn

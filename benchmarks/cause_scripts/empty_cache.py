@@ -1,6 +1,6 @@
 # torch.cuda.empty_cache() in every step (all freed blocks go back to the driver; cudaFree synchronises and the next step pays cudaMalloc again for every activation, the GPU idles); remove it or call it rarely
 # after: huggingface/transformers#31372
-# expected: allocation
+# expected: host-work
 # precision: fp16-mixed
 import torch, torch.nn.functional as F
 from torch import nn

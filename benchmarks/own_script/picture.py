@@ -3,7 +3,8 @@
     python benchmarks/own_script/picture.py record FILE COMMAND ...
     python benchmarks/own_script/picture.py draw    # the newest under benchmarks/records/own_script/
 
-In README: `castwise run -- python train.py`, with a copy of the train.py beside this file, in an empty folder.
+In README: `castwise run -- python trainer.py`, with a copy of the trainer.py beside this file, and the checkpoint that
+it makes, in a folder of their own.
 Standard output is a terminal, standard error is not: castwise reports its progress there, and no line is written over.
 """
 

@@ -542,6 +542,9 @@ def test_what_the_host_does_is_named_with_what_to_do() -> None:
     ):
         first = last(waits_for_host(60, host)).causes[0]
         assert (first.name, first.evidence.endswith(seen), tried in first.advice) == ("host-work", True, True), seen
+    asks = last(waits_for_host(60, {"cudaMalloc": 6}, allocates=True)).causes[0]
+    assert "asks the driver for memory in each step" in asks.evidence
+    assert asks.advice.startswith("no torch.cuda.empty_cache()")
     back = last(waits_for_host(60, {"aten::lerp_ on the CPU": 35}, host_copy_seconds={"DtoH Pageable": 0.1 * STEP}))
     assert names(back)[0] == "host-work"
     assert "host-copies" not in names(back)

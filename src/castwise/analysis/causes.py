@@ -877,11 +877,15 @@ def _host_work(step: Diagnosis) -> Cause | None:
     named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
     idle, of_launches = format_share(step.idle_share or 0.0), format_share(launches)
     evidence = f"the GPU is idle {idle} of the step, and launches explain {of_launches} at most"
-    if sum(seconds[name] for name in named) < share / 2:
+    frees = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
+    if step.profile.allocates:
+        evidence += "; PyTorch's allocator asks the driver for memory in each step, for which the host waits"
+        advice = frees
+    elif sum(seconds[name] for name in named) < share / 2:
         evidence += "; PyTorch's profiler does not tell what the host does meanwhile"
         advice = "cProfile or py-spy, which tell what Python does"
     elif named[0].startswith("cu"):
-        advice = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
+        advice = frees
     else:
         advice = f"{named[0].removesuffix(' on the CPU')} on the GPU, or not in each step"
     parts = ", ".join(f"{name} {format_share(seconds[name])}" for name in named[:_MOST_MODULES])

@@ -37,7 +37,8 @@ from castwise.spec.types import Unit
 # - Block.num_values: the batches of older records of scripts are taken to be of one size.
 # - StepFlops.misaligned_flops, misaligned_shapes, lines, StepProfile.products, unlisted_seconds, flops: older profiles
 #   tell formats by kernels' names, and have no FLOPs of scripts.
-# - StepProfile.host_seconds, loader_kernels, settings: older records do not tell what the host does between launches.
+# - StepProfile.host_seconds, loader_kernels, allocates, settings: older records do not tell what the host does between
+#   launches.
 # - StepNumerics.falls: it is not known of older records where precision is lost first.
 # A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
@@ -598,6 +599,8 @@ class StepProfile(FrozenModel):
     host_seconds: dict[str, _Seconds] | None = None
     # Kernels and copies that a loader launches in the process that trains; None on a CPU, and in older records.
     loader_kernels: float | None = None
+    # PyTorch's allocator asks the driver for memory in each step, and does not keep it; False in older records, too.
+    allocates: bool = False
     # What slows steps and is on, as Python or the environment sets it; empty in older records.
     settings: tuple[str, ...] = ()
     recomputed_seconds: _Seconds | None = None  # that backward computes of forward again; None in older records

@@ -93,7 +93,9 @@ def profile_step(
         if not peers.broadcast_object(bool(found.device)):
             why = "torch's profiler saw no kernel: it may lack the permission, or another profiler is attached"
             return StepProfile(device_type="cuda", missing=why)
-        times = measure_idle(found.device, found.num_steps) | {"wait_seconds": _measure_waits(run, num_steps)}
+        times, before = measure_idle(found.device, found.num_steps), _num_allocations(device)
+        times["wait_seconds"] = _measure_waits(run, num_steps)
+        times["allocates"] = _num_allocations(device) - before >= num_steps
         alone = found.device, found.num_steps
         activities.append(ProfilerActivity.CPU)
     try:
@@ -161,6 +163,11 @@ def _record(
         except (OSError, RuntimeError) as error:
             found.missing.append(f"no trace at '{trace}': {error}")
     return found
+
+
+def _num_allocations(device: torch.device) -> int:
+    """Return how often PyTorch's allocator has asked the driver for memory."""
+    return int(torch.cuda.memory_stats(device).get("num_device_alloc", 0))
 
 
 def _measure_waits(run: RunSteps, num_steps: int) -> float:
