@@ -21,6 +21,7 @@ from stored import RECORDS, load, markdown
 from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, diagnose
 from castwise.analysis.result_table import rows_of_steps
 from castwise.orchestrator.job import prepare_profiles
+from castwise.registry.gpus import peak
 from castwise.show.notes import measured_on
 from castwise.show.table import markdown_text
 from castwise.show.units import format_ratio, format_seconds
@@ -128,8 +129,8 @@ def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
 
 
 def said_in(script: Path) -> dict[str, str]:
-    """Return what the first lines of a script say: its source, the causes that are expected, and the precision."""
-    return dict(re.findall(r"^# (after|expected|precision): (.*)$", script.read_text(), re.MULTILINE))
+    """Return what the first lines of a script say: its source, the expected causes, the precision, FLOPs by hand."""
+    return dict(re.findall(r"^# (after|expected|precision|flops): (.*)$", script.read_text(), re.MULTILINE))
 
 
 def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
@@ -164,6 +165,22 @@ def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
     heading = "script | precision | expected | first try | now | saves at most | after"
     told = f"Right: {right[0]} at the first try, {right[1]} now."
     return [*markdown(heading, "lllllrl", rows), "", told]
+
+
+def flops_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
+    """Return the FLOPs of the scripts' products that castwise counted beside those by hand, and the MFU."""
+    rows = []
+    for script in SCRIPTS:
+        said = said_in(script)
+        found = known.get((f"python {script.name}", said["precision"], NONE))
+        if found is None or found.flops is None or "flops" not in said:
+            continue
+        by_hand, counted = eval(said["flops"]), found.flops.total
+        limit = peak(found.gpu, next(iter(found.flops.by_format)))
+        mfu = "–" if limit is None else format_share(counted / found.seconds / limit)
+        apart = f"{100 * (counted / by_hand - 1):+.1f} %" if counted != by_hand else "equal"
+        rows.append([f"`{script.stem}`", f"{by_hand:.4g}", f"{counted:.4g}", apart, mfu])
+    return markdown("script | FLOPs by hand | counted | difference | MFU", "lrrrr", rows)
 
 
 def verdict(case: Case, found: Diagnosis) -> bool:
@@ -207,7 +224,12 @@ def tables(folder: Path) -> str:
             step = format_seconds(found.row.step_seconds or 0.0)
             tuned.append([name, markdown_text(f"{precision}, {techniques}"), step, found.bound, causes])
     lower = markdown("tuned loop | loop | step | bound | causes", "lllll", tuned)
-    return "\n".join([measured_on(load(folder)), "", *lines, "", *lower, "", *scripts_table(known)]) + "\n"
+    return (
+        "\n".join(
+            [measured_on(load(folder)), "", *lines, "", *lower, "", *scripts_table(known), "", *flops_table(known)]
+        )
+        + "\n"
+    )
 
 
 def workloads(folder: str) -> str:

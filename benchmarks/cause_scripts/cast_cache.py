@@ -2,6 +2,7 @@
 # after: Lightning-AI/pytorch-lightning#21611
 # expected: casts
 # precision: as-written
+# flops: 128 * 6 * (12 * 8 * 4096**2 + 4096 * 64)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

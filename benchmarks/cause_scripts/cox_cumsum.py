@@ -2,6 +2,7 @@
 # after: pytorch/pytorch#122170
 # expected: missing-kernel
 # precision: bf16-mixed
+# flops: 131072 * (64 * 512 * 4 + (2 * 512**2 + 512 * 8) * 6)
 import torch
 from torch import nn
 torch.manual_seed(0)

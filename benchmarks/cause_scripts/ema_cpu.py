@@ -2,6 +2,7 @@
 # after: lucidrains/ema-pytorch#5
 # expected: host-work or host-copies
 # precision: bf16-mixed
+# flops: 8192 * (12 * 4 * 1024**2 * 6 + 64 * 1024 * (4 + 6))
 import copy, torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 # after: open case
 # expected: optimizer
 # precision: bf16-mixed
+# flops: 2048 * 6 * (2560 * 512 + 512)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

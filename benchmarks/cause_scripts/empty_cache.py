@@ -2,6 +2,7 @@
 # after: huggingface/transformers#31372
 # expected: host-work
 # precision: fp16-mixed
+# flops: 8192 * 6 * (10 * 12 * 1024**2 + 1024 * 8192) + 10 * 12 * 8 * 16 * 1024**2 * 64
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

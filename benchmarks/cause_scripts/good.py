@@ -2,6 +2,7 @@
 # after: open case
 # expected: none
 # precision: bf16-mixed
+# flops: 16384 * (4096**2 * (8 * 6 - 2) + 4096 * 64 * 6)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 # after: karpathy/nanoGPT#182
 # expected: none
 # precision: bf16-mixed
+# flops: 16384 * 6 * (6 * 12 * 2048**2 + 2048 * 32768) + 6 * 12 * 16 * 16 * 1024**2 * 128
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 # after: ai-safety-foundation/sparse_autoencoder#198
 # expected: none
 # precision: as-written
+# flops: 16384 * 4096 * 32768 * 10
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

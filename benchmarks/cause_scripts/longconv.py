@@ -2,6 +2,7 @@
 # after: pytorch/pytorch#75747
 # expected: grouped-convolutions
 # precision: bf16-mixed
+# flops: 16384 * 6 * (2 * 11 * 768**2 + 768 * 4096 + 2 * 768 * 512)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

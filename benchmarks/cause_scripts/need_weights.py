@@ -2,6 +2,7 @@
 # after: pytorch/pytorch#100347
 # expected: attention
 # precision: bf16-mixed
+# flops: 16384 * (6 * 6 * 12 * 512**2 + 128 * 512 * (4 + 6)) + 6 * 12 * 8 * 8 * 2048**2 * 64
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

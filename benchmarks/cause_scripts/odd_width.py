@@ -2,6 +2,7 @@
 # after: open case
 # expected: alignment
 # precision: bf16-mixed
+# flops: 8192 * (2045**2 * (8 * 6 - 2) + 2045 * 11 * 6)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 # after: open case
 # expected: recomputation
 # precision: bf16-mixed
+# flops: 8192 * (2048**2 * (6 * 8 * 6 - 8) + 2048 * 64 * 6)
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)

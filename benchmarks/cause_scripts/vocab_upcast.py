@@ -2,6 +2,7 @@
 # after: huggingface/transformers#30860
 # expected: memory or casts
 # precision: bf16-mixed
+# flops: 4096 * 6 * (4 * 12 * 640**2 + 640 * 262144) + 4 * 12 * 4 * 10 * 1024**2 * 64
 import torch, torch.nn.functional as F
 from torch import nn
 torch.manual_seed(0)
