@@ -379,6 +379,15 @@ def test_each_comparison_has_its_share_of_the_budget_and_none_begins_without_any
     assert {trial.spec.batch_size for trial in made.run()} == {8}
 
 
+def test_why_takes_two_precisions_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    for precisions, taken in ((None, ["as-written", "bf16-mixed"]), (("fp32",), ["as-written", "fp32"])):
+        made = FakeEngine(exclusive=False)
+        job = prepare_profiles(WhyOptions(("python train.py",), precisions), NullListener(), machine_with(made))
+        assert [spec.precision for spec in job.specs] == taken
+
+
 @pytest.mark.parametrize("command", ["run", "why", "tune"])
 def test_the_first_steps_of_a_script_have_no_more_time_than_the_budget(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

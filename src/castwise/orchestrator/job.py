@@ -72,6 +72,8 @@ _LEAST_AFTER_LOOK = 0.05  # of a script that has taken its first steps
 
 # What `castwise why` explains without other wishes, and how many steps of each it profiles.
 _EXPLAINED = ("default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
+# Each row costs a script's set-up and a profile: two say what limits it, and what would in 16 bits.
+_EXPLAINED_OF_SCRIPTS = (AS_WRITTEN, "bf16-mixed")
 _PROFILE_STEPS = 3
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
@@ -169,7 +171,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     script = next(filter(is_script, own_models), None)
     names_precisions = options.precisions is not None
     if script is not None:
-        options = _for_script(options, script)
+        options = _for_script(options, script, _EXPLAINED_OF_SCRIPTS if profiles else USUAL_OF_SCRIPTS)
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*own_models, *zoo_models]))
@@ -425,8 +427,8 @@ def _answers(trial: Trial, protocol: MeasurementProtocol) -> bool:
     return trial.profile.numerics is not None or not protocol.numerics
 
 
-def _for_script(options: RunOptions, script: str) -> RunOptions:
-    """Return the options with the precisions of a script, its own always among them.
+def _for_script(options: RunOptions, script: str, usual: Sequence[str]) -> RunOptions:
+    """Return the options with the precisions of a script, the usual ones unless some are named, always its own.
 
     Raises:
         UsageError: They ask for what a script cannot be given from outside.
@@ -453,7 +455,7 @@ def _for_script(options: RunOptions, script: str) -> RunOptions:
     for name in (technique for loop in options.techniques or () for technique in parse_techniques(loop)):
         if name not in (*takes, *SETS):
             raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(takes)}.")
-    named = [find_precision(name).name for name in options.precisions or USUAL_OF_SCRIPTS]
+    named = [find_precision(name).name for name in options.precisions or usual]
     for name in named:
         if name not in OF_SCRIPTS:
             raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(OF_SCRIPTS)}.")
