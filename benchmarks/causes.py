@@ -18,10 +18,12 @@ from typing import Any
 
 from stored import RECORDS, load, markdown
 
-from castwise.analysis.causes import MEMORY, PRODUCTS, UPDATE, Diagnosis, diagnose
+from castwise.analysis.causes import Diagnosis, diagnose
 from castwise.analysis.result_table import rows_of_steps
+from castwise.analysis.step_evidence import MEMORY, UPDATE
 from castwise.orchestrator.job import prepare_profiles
 from castwise.registry.gpus import peak
+from castwise.registry.kernel_classes import PRODUCTS
 from castwise.show.notes import measured_on
 from castwise.show.table import markdown_text
 from castwise.show.units import format_ratio, format_seconds

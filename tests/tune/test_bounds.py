@@ -3,7 +3,7 @@
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analysis.causes import power_limit_of
+from castwise.analysis.step_evidence import power_limit_of
 from castwise.records.schema import EnergyMeasurement, GpuFacts, StepProfile, TelemetrySummary, Trial
 from castwise.tune.measurements import Measurements
 

@@ -8,29 +8,41 @@ step are left out: they are hard to tell from noise.
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
-from castwise.analysis import steady_metrics
-from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
-from castwise.analysis.code_snippets import precision_of
-from castwise.analysis.model_flops import flops_of, unlisted_share
+from castwise.analysis.ceiling import Ceiling, ceiling
+from castwise.analysis.model_flops import unlisted_share
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
 from castwise.analysis.speedup import was_timed
-from castwise.analysis.steady_metrics import sustained_slowdown
-from castwise.analysis.training_metrics import data_share
-from castwise.errors import UsageError
-from castwise.records.schema import AttentionTime, Communication, KernelTime, StepProfile, Trial
-from castwise.registry.gpus import find_gpu_model, peak
-from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of, short_name
+from castwise.analysis.step_evidence import (
+    FUSED,
+    ITEM_BYTES,
+    LAUNCH_SECONDS,
+    LEAST,
+    LEAST_IDLE,
+    LEAST_MEMORY,
+    MEMORY,
+    MOSTLY,
+    NO_CACHE,
+    UNPRICED,
+    UPDATE,
+    WRITES_SCORES,
+    StepEvidence,
+    convolved,
+    is_grouped,
+    matrices,
+    power_limit_of,
+)
+from castwise.records.schema import AttentionTime, KernelTime, StepProfile, Trial
+from castwise.registry.gpus import peak
+from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, short_name
 from castwise.registry.library_faults import LIBRARY_FAULTS
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, find_precision, is_same_as_fp32, why_emulated
-from castwise.registry.technique_fit import why_unsupported
-from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join
+from castwise.registry.techniques import captures_graph, compiles, join
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
@@ -38,35 +50,13 @@ from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import CauseName
 from castwise.spec.user_model import is_object
 
-# Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
-_FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
-MEMORY: tuple[KernelClass, ...] = (*_FUSED, "host_copy", "indexing", "cast", "layout_conversion")
-UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
-_WRITES_SCORES = ("written", "math")
-_READ = "aten::_local_scalar_dense"
-_WAITS = {_READ: "`.item()`", "": "a synchronize()"}
-_LEAST_WAITS = 0.9  # a step
-# That a launch takes of the host at most. Source: chosen here; in castwise's records it is 34 µs of idle time at most.
-_LAUNCH_SECONDS = 50e-6
-# Of these settings it is not known what they cost. Others keep the GPU waiting, but for that of autocast's cache.
-_UNPRICED = {"torch.use_deterministic_algorithms(True)", "torch.backends.cudnn.enabled = False", "torch.profiler"}
-_NO_CACHE = "autocast(cache_enabled=False)"
-_OWN_WAITS = 2  # of the profile itself, at its end
-
-# Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
-_LEAST = 0.05  # that a cause takes, and that a precision must differ by
-_LEAST_IDLE = 0.1  # below it, the gaps between kernels are those of any loop
-_MOSTLY = 0.5
 _NEARLY_ALL = 0.75
 _FEW = 0.01
 _MOST_MODULES = 3  # that a sentence names
-_LEAST_MEMORY = 0.3
-_MULTIPLIES = re.compile(r"conv|mm\b|_mm|linear|attention|rnn")  # operators whose kernels do more than move data
 _ONE_BY_ONE = 16  # kernels and copies of a loader for each batch; chosen here
 # Of the bandwidth while data is moved, if that sets the time. Source: chosen here; of those on record, 20 % at least.
 _LEAST_BANDWIDTH = 0.1
-_LEAST_RATE = 0.02  # the same of one operator, by its shapes: of what else it reads, and its type, nothing is known
 _LEAST_UPDATE = 0.1
 # Without a profile: multiprocessors that are busy for less than this share of the time wait for the host.
 _BUSY = 0.6
@@ -87,14 +77,10 @@ _USABLE = 0.9  # of the GPU's memory: the allocator leaves gaps; chosen here
 _NORM_GAIN = 0.55
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
-# A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
-_AT_ITS_CLOCK = 0.98
-_FEW_CHANNELS = 8
 # Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
 _SMALL_BUCKET, _MANY_BUCKETS = 1e6, 8
 _SEVERAL_PASSES = 1.5
 _SLOWER = 1.1  # times as long as in another precision; less is noise
-_ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
 # A saving of this share of the step is a stronger reason than a default that is fast already.
 _STRONG = 0.25
 
@@ -119,103 +105,643 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
-class PowerLimit:
-    """How the GPU's power limit set a loop's pace."""
+def _command(step: StepEvidence, technique: str) -> str:
+    """Return the command that measures what a technique brings, or the call for a Python session's objects."""
+    spec = step.trial.spec
+    loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
+    if is_object(spec.workload):
+        return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
+    options = {"precision": spec.precision, "batch_size": spec.batch_size, "techniques": loops}
+    if spec.is_script:
+        del options["batch_size"]
+    return advised_line("run", spec.workload, options, step.typed)
 
-    clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
-    max_clock_hertz: float
-    watts: float
-    slowdown: float | None = None  # how much longer steps took in sustained training, as a share
 
-
-def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
-    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
-    max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
-    readings = [reading for trial in trials for reading in trial.readings]
-    known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
-    watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
-    if max_clock is None or not known or not watts:
+def _no_hardware(step: StepEvidence) -> Cause | None:
+    why = why_emulated(step.precision, step.trial.environment.hardware)
+    if why is None:
         return None
-    capped = statistics.fmean(reading.is_at_power_limit for reading in known)
-    clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
-    if capped < _MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
+    return Cause("no-hardware", f"it is emulated here, as {why}", "fp32, or another device")
+
+
+def _baseline_has_tf32(step: StepEvidence) -> Cause | None:
+    """Return that PyTorch's default has most of the gain over fp32 already."""
+    over_default, over_fp32 = step.row.default_speedup, step.row.speedup
+    default = step.others.get(DEFAULT)
+    if default is None or over_default is None or over_fp32 is None or step.row.precision in (DEFAULT, BASELINE):
         return None
-    slowdown = max(filter(None, map(sustained_slowdown, trials)), default=None)
-    return PowerLimit(clock, max_clock, statistics.fmean(watts), slowdown)
+    of_default = over_fp32 / over_default
+    if of_default < 1 + LEAST or abs(over_default - 1) > 2 * LEAST or of_default < over_fp32**_HAS_MOST:
+        return None
+    evidence = (
+        f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
+        f"{step.row.precision} is {over_fp32:.2f}×"
+    )
+    return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
 
 
-class Diagnosis:
-    """What a configuration spends its step on, and why it is no faster. Shares are of its step's time."""
+def _products_of(step: StepEvidence, name: str, what: str, *, with_lines: bool = False) -> tuple[float, str]:
+    """Return the share of products of a format in `plain_seconds`, and a sentence with where they are."""
+    modules = step.plain_seconds.get(name, {})
+    total = sum(modules.values())
+    most = sorted((each for each in modules if modules[each] >= LEAST * total), key=lambda each: -modules[each])
+    named = [f"`{module}`" for module in most if module.strip("*.")][:_MOST_MODULES]
+    where = f" in {', '.join(named)}" if named else ""
+    lines = step.flops.lines.get(name, ()) if with_lines and step.flops is not None else ()
+    at = f" ({', '.join(lines)})" if lines else ""
+    return step.scale * total, f"{format_share(step.scale * total)} of the step is {what}{where}{at}"
 
-    def __init__(self, row: Row, others: Mapping[str, Row], typed: TypedLine | None = None) -> None:
-        """Gather the evidence; `others` are configurations of the same group, by precision."""
-        self.row, self.others, self.typed = row, others, typed
-        # The process that was profiled, or else the first.
-        profiled = (trial for trial in row.trials if trial.profile is not None and trial.profile.num_steps)
-        self.trial = next(profiled, row.trials[0])
-        profile = self.trial.profile
-        self.profile = profile if profile is not None and profile.class_seconds else None
-        numerics = (trial.profile.numerics for trial in reversed(row.trials) if trial.profile is not None)
-        self.numerics = next((known for known in numerics if known is not None), None)  # the latest
-        self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
-        self.flops = flops_of(row.trials)
-        self.gpu = find_gpu_model(self.trial.environment.gpu or "")
-        self.precision = precision_of(self.trial)
-        self.on_cpu = self.trial.spec.device_type == "cpu"
-        self.settings = {*self.profile.settings} if self.profile is not None and not self.on_cpu else set[str]()
-        self.slowed_by = " and ".join(sorted(self.settings - _UNPRICED - {_NO_CACHE}))  # that keep the GPU waiting
 
-    @cached_property
-    def seconds(self) -> float:
-        """Return the timed step; on a CPU the profiled one, whose operators take longer."""
-        profile = self.profile
-        step = self.row.step_seconds or 0.0
-        return max(profile.busy_seconds, profile.seconds) if profile is not None and self.on_cpu else step
+def _in_float64(step: StepEvidence) -> Cause | None:
+    share, seen = _products_of(step, "fp64", "float64 products", with_lines=True)
+    return Cause("float64", seen, "float32 there: .float(), as of NumPy's arrays, which are float64", share)
 
-    @cached_property
-    def busy(self) -> float | None:
-        """Return the share of the step in which a kernel runs."""
-        return None if self.profile is None else min(1.0, self.profile.busy_seconds / self.seconds)
 
-    @cached_property
-    def idle_share(self) -> float | None:
-        """Return the share in which no kernel runs; None without a profile, and on a CPU."""
-        return None if self.busy is None or self.on_cpu else 1 - self.busy
+def _in_float32(step: StepEvidence) -> Cause | None:
+    """Return which products are IEEE float32's: all of a step, or those that 16 bits leave out."""
+    if "tf32" in step.formats and step.formats.get("fp32", 0) < _FEW * sum(step.formats.values()):
+        return None  # TF32 is switched on, and the library's kernels do without
+    now, is_16_bit = step.precision, step.precision.is_16_bit
+    share, seen = _products_of(step, "fp32", "products in IEEE float32, without Tensor Cores", with_lines=is_16_bit)
+    has_tf32 = not is_same_as_fp32(find_precision(DEFAULT), step.trial.environment.hardware)
+    peaks = [peak(step.gpu, name) for name in ("fp32", "tf32" if has_tf32 else "fp16")]
+    saved = share if None in peaks else share * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
+    tf32 = ', or TF32 by torch.set_float32_matmul_precision("high")' if has_tf32 else ""
+    if is_16_bit:
+        by_autocast = "autocast is off there, or leaves the operator in float32"
+        seen += f": {by_autocast if now.autocast_dtype else 'a cast makes them float32'}"
+        return Cause("float32-units", seen, f"16 bits there, too{tf32}", saved)
+    if not has_tf32:
+        return Cause("float32-units", seen, "16 bits (--precision fp16-mixed)", saved)
+    return Cause("float32-units", seen, f"16 bits, as by autocast{tf32}", saved, "tf32")
 
-    @cached_property
-    def shares(self) -> dict[str, float]:
-        """Return each class's share; kernels that overlap count by their part of the busy time."""
-        if self.profile is None or self.busy is None:
-            return {}
-        seconds = self.profile.class_seconds
-        return {name: self.scale * seconds[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
 
-    @cached_property
-    def scale(self) -> float:
-        """Return the share of the step that a second of a kernel stands for."""
-        if self.profile is None or self.busy is None:
-            return 0.0
-        return self.busy / max(sum(self.profile.class_seconds.values()), self.profile.busy_seconds)
+def _without_tensor_cores(step: StepEvidence) -> Cause | None:
+    """Return which products run without Tensor Cores though their format has them."""
+    if step.flops is not None and "grouped_convolution" in step.flops.products:
+        return None  # which have none
+    known = ("fp64", "fp32") if _in_float32(step) is not None else ("fp64",)
+    found = [
+        _products_of(step, name, f"{name.replace('fp32', 'float32')} products without Tensor Cores".lstrip())
+        for name in step.plain_seconds
+        if name not in known
+    ]
+    if not found:
+        return None
+    return Cause(
+        "no-tensor-cores",
+        max(found)[1],
+        "sizes that are multiples of 8, or a newer cuDNN",
+        sum(share for share, _ in found),
+    )
 
-    def share_of(self, *classes: str) -> float:
-        """Return the share of some classes of kernels."""
-        return sum(self.shares.get(name, 0.0) for name in classes)
 
-    @property
-    def bound(self) -> str:
-        """Return in words what takes most of the step."""
-        parts = {
-            "products": self.share_of(*PRODUCTS),
-            "work that is bound by memory": self.share_of(*MEMORY),
-            "the optimizer and loss scaling": self.share_of(*UPDATE),
-            "communication": self.share_of("communication"),
-            "waiting: no kernel runs": self.idle_share or 0.0,
-        }
-        most = max(parts, key=parts.__getitem__)
-        if not parts[most]:
-            return "what takes its time is not known"
-        return f"{format_share(parts[most])} of the step is {most}"
+def _grouped_convolutions(step: StepEvidence) -> Cause | None:
+    """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
+    if step.profile is None or step.flops is None or "grouped_convolution" not in step.flops.products:
+        return None
+    if step.on_cpu or step.computes_in_float32:
+        return None
+    grouped = [kernel for kernel in step.profile.kernels if kernel.kind in PRODUCTS and is_grouped(kernel)]
+    seconds = sum(kernel.seconds for kernel in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
+    share = saved = step.scale * seconds
+    seen = f"{format_share(share)} of the step is grouped convolutions"
+    fastest = peak(step.gpu, next(iter(step.flops.by_format)))
+    if grouped and step.gpu is not None and fastest is not None:
+        flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
+        # One reads its images, and writes as much.
+        moved = sum(2 * step.item_bytes * kernel.launches * math.prod(convolved(kernel)[0]) for kernel in grouped)
+        saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
+        seen += f", which reach at most {format_share(flops / seconds / fastest)} of the peak"
+    return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
+
+
+def _one_slow_kernel(step: StepEvidence) -> Cause | None:
+    """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
+    kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
+    if step.narrow[0]:
+        advice = "timing another order of its dimensions, or another operator: torch.compile does not help"
+        return Cause("missing-kernel", step.narrow[1], advice, step.narrow[0])
+    for kernel in kernels[:1]:
+        share = step.scale * kernel.seconds
+        if share >= MOSTLY and kernel.kind in ("unknown_product", "other"):
+            evidence = f"one kernel takes {format_share(share)} of the step: {kernel.operator or kernel.name[:40]}"
+            return Cause("missing-kernel", evidence, "another version of torch or cuDNN, or other shapes", share)
+    return None
+
+
+def _slower_kernels(step: StepEvidence) -> Cause | None:
+    """Return which products take longer than the same ones in another precision that was profiled."""
+    if step.profile is None or step.on_cpu or not step.precision.is_16_bit:
+        return None
+    own, found = _product_kernels(step.profile), list[tuple[float, KernelTime, KernelTime, Row]]()
+    for row in step.others.values():
+        profile = next((trial.profile for trial in row.trials if trial.profile is not None), None)
+        others = {} if profile is None or row is step.row else _product_kernels(profile)
+        lost = {each: own[each][0] - others[each][0] for each in own.keys() & others.keys()}
+        slower = [each for each in lost if own[each][0] > _SLOWER * others[each][0]]
+        if slower:
+            worst = max(slower, key=lost.__getitem__)
+            found.append((step.scale * sum(lost[each] for each in slower), own[worst][1], others[worst][1], row))
+    if not found:
+        return None
+    share, kernel, other, row = max(found, key=lambda each: each[0])
+    shapes = " and ".join("×".join(map(str, shape)) for shape in kernel.shapes if len(shape) > 1)
+    seen = (
+        f"products take {format_share(share)} of the step longer than in {row.precision}, most of all "
+        f"{kernel.operator} of {shapes}: {short_name(kernel.name)}, there {short_name(other.name)}"
+    )
+    return Cause("slower-kernel", seen, _instead_of(step, kernel, row), share)
+
+
+def _instead_of(step: StepEvidence, kernel: KernelTime, row: Row) -> str:
+    """Return what to try instead of a product's kernel, which another precision has a faster one for."""
+    faster = (step.row.step_seconds or 0.0) / (row.step_seconds or math.inf)
+    if faster > 1 + LEAST:
+        return f"{row.precision}, which is {faster:.2f}× as fast here"
+    if "conv" in kernel.operator and "cudnn-search" not in step.trial.spec.techniques:
+        return f"other algorithms of cuDNN: `{_command(step, 'cudnn-search')}` tells"
+    return "another version of cuDNN: a step with it tells"
+
+
+def _product_kernels(profile: StepProfile) -> dict[tuple[Any, ...], tuple[float, KernelTime]]:
+    """Return the seconds of products by what they multiply, with the longest kernel of each."""
+    found: dict[tuple[Any, ...], tuple[float, KernelTime]] = {}
+    for kernel in profile.kernels:  # the longest first
+        if kernel.kind in PRODUCTS and kernel.shapes:
+            is_backward, is_convolution = ("backward" in kernel.operator, "conv" in kernel.operator)
+            # A convolution's operator may have other names; some have a bias, too.
+            name = "" if is_convolution else kernel.operator
+            key = (name, is_backward, kernel.shapes[: 2 if is_convolution and not is_backward else 3])
+            seconds, longest = found.get(key, (0.0, kernel))
+            found[key] = seconds + kernel.seconds, longest
+    return found
+
+
+def _library_fault(step: StepEvidence) -> Cause | None:
+    """Return what a version of torch is known to do slowly, if the step spends its time there."""
+    numbers = re.match(r"(\d+)\.(\d+)", step.trial.environment.torch)
+    if step.profile is None or step.on_cpu or numbers is None or not step.precision.is_16_bit:
+        return None
+    dtypes = () if step.trial.facts is None else step.trial.facts.param_dtypes
+    autocasts = bool(step.precision.autocast_dtype) and any(name.endswith("float16") for name in dtypes)
+    causes = []
+    for row in LIBRARY_FAULTS:
+        kernels = [each for each in step.profile.kernels if re.search(row.operator, each.operator)]
+        share = step.scale * sum(each.seconds for each in kernels if re.search(row.kernel, each.name))
+        if row.since <= (int(numbers[1]), int(numbers[2])) < row.before and (autocasts or not row.autocasts_16_bit):
+            seen = f"{row.what} in torch {numbers[0]} ({row.source}): {format_share(share)} of the step"
+            causes.append(Cause("library-fault", seen, row.advice, row.saved * share))
+    return max(causes, key=lambda each: each.share or 0.0, default=None)
+
+
+def _misaligned_products(step: StepEvidence) -> Cause | None:
+    if (found := _all_misaligned(step)) is not None:
+        return found
+    if not step.misaligned or step.flops is None or step.profile is None:
+        return None
+    share = step.scale * sum(kernel.seconds for kernel in step.misaligned)
+    known = [(kernel, flops) for kernel in step.misaligned if (flops := _flops_of_kernel(kernel)) is not None]
+    flops = sum(found * each.launches for each, found in known)
+    seconds = sum(each.seconds for each, _ in known)
+    others = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
+    # Without another product to compare with, or FLOPs, it is taken to be just slow enough.
+    slow = (flops / seconds) * others / (step.flops.total - flops) if seconds and step.flops.total > flops else _SLOW
+    if slow > _SLOW:
+        return None
+    worst = max(step.misaligned, key=lambda kernel: kernel.seconds)
+    shapes = ["×".join(map(str, shape)) for shape in worst.shapes if len(shape) > 1][:2]
+    shown = " and ".join(shapes) or worst.operator or "shapes not known"
+    return Cause(
+        "alignment",
+        f"{format_share(share)} of the step is products of misaligned rows: {shown}"
+        + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
+        f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}",
+        share * (1 - slow),
+        step.technique("alignment", convolutions="conv" in worst.operator),
+    )
+
+
+def _all_misaligned(step: StepEvidence) -> Cause | None:
+    """Return that there is no aligned product to compare with, if they are far from the peak."""
+    flops = 0 if step.flops is None else step.flops.misaligned_flops or 0
+    if step.flops is None or step.profile is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
+        return None
+    seconds = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
+    name = next(iter(step.flops.by_format))
+    limit, item_bytes = peak(step.gpu, name), ITEM_BYTES.get(name, 4)
+    reached = None if limit is None or not seconds else flops / seconds / limit
+    measured = "" if reached is None else f", at {format_share(reached)} of the peak"
+    slow, most = _SLOW if reached is None else reached / _REACHED, _SLOW
+    if step.flops.padded_speedup is not None:  # no peak is needed
+        slow, most = 1 / step.flops.padded_speedup, 1 / _SLOWER
+        measured += f"; padded they take {format_share(slow)} of the time, as measured here"
+    if slow > most:
+        return None
+    shapes, multiple = step.flops.misaligned_shapes, VECTOR_BYTES // item_bytes
+    odd = sorted({size for shape in shapes for size in shape if size % multiple})
+    pads = ", ".join(f"{size:,} to {size + -size % multiple:,}" for size in odd)
+    shown = " and ".join("×".join(map(str, shape)) for shape in shapes)
+    return Cause(
+        "alignment",
+        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}{measured}",
+        f"sizes that are multiples of {multiple}: pad {pads}",
+        step.scale * seconds * (1 - slow),
+        step.technique("alignment", convolutions=False),
+    )
+
+
+def _attention(step: StepEvidence) -> Cause | None:
+    """Return what attention takes beyond what flash attention would, and what keeps it from that."""
+    limit, capability = peak(step.gpu, "bf16"), step.trial.environment.capability
+    if step.profile is None or limit is None or capability is None or capability < _FLASH_CAPABILITY:
+        return None
+    is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= MOSTLY
+    slow = [
+        (max(0.0, each.seconds - _fastest_attention(each, _FLASH_REACHES * limit, is_causal=is_causal)), each)
+        for each in step.profile.attention
+        if each.backend in ("efficient", *WRITES_SCORES) or each.is_masked
+    ]
+    if not slow:
+        return None
+    worst = max(slow, key=lambda found: found[0])[1]
+    why, advice = _why_not_flash(worst, is_causal=is_causal)
+    share = format_share(step.scale * sum(each.seconds for _, each in slow))
+    seen = f"{share} of the step is attention over {worst.keys:,} tokens {why}"
+    return Cause("attention", seen, advice, step.scale * sum(saved for saved, _ in slow))
+
+
+def _fastest_attention(found: AttentionTime, flops_per_second: float, *, is_causal: bool) -> float:
+    """Return the seconds that attention takes with what `_why_not_flash` advises."""
+    is_written, is_causal = found.backend in WRITES_SCORES, is_causal and found.is_masked
+    # Flash attention computes the scores a second time in backward: a seventh product.
+    flops = found.flops * (7 / 6 if is_written else 1.0) * (0.5 if is_causal else 1.0)
+    for size in (found.queries, found.keys):
+        flops *= math.ceil(size / _FLASH_TILE) * _FLASH_TILE / size
+    least = flops / flops_per_second
+    if found.format != "fp32":
+        return least
+    # Memory-efficient kernels take float32: their products take as long, and a causal mask leaves half of them out.
+    return max(least, found.product_seconds if is_written else found.seconds / 2 if is_causal else 0.0)
+
+
+def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
+    """Return in what kernels attention runs and what keeps it from faster ones, and what to try."""
+    warns = "torch.nn.attention.sdpa_kernel with a faster backend: its warnings say why that does not run"
+    if found.backend in WRITES_SCORES:
+        scores = f"its scores of {found.queries:,}×{found.keys:,} go through memory"
+        if found.backend == "math":
+            return f"in PyTorch's math backend: {scores}", warns
+        advice = "F.scaled_dot_product_attention, or need_weights=False for nn.MultiheadAttention"
+        return f"in products and a softmax of their own: {scores}", advice
+    why, advice = "", warns
+    if found.is_masked and is_causal:
+        why, advice = ", with a causal mask as a tensor", "is_causal=True instead of the mask"
+    elif found.format == "fp32":
+        why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
+    elif found.is_masked:
+        why = ", with a mask, which flash attention does not take"
+        advice = "no mask if it leaves out nothing, is_causal=True if it is causal; else, timing flex_attention"
+    elif found.head_size > _FLASH_HEAD:
+        why = f", as flash attention takes heads of at most {_FLASH_HEAD}: these have {found.head_size}"
+        advice = "more heads, which are smaller"
+    return f"in {'memory-efficient' if found.backend == 'efficient' else 'cuDNN'} kernels{why}", advice
+
+
+def _recomputation(step: StepEvidence) -> Cause | None:
+    """Return what backward computes of forward again, if there is memory to keep it."""
+    seconds = 0.0 if step.profile is None else step.profile.recomputed_seconds or 0.0
+    known = [rank.peak_allocated_bytes for trial in step.row.trials for rank in trial.ranks]
+    held, memory = max(filter(None, known), default=None), step.trial.environment.gpu_memory_bytes
+    needed = 0 if step.flops is None else step.flops.recomputed_bytes
+    if not seconds or held is None or memory is None or step.on_cpu or not needed:
+        return None
+    share, fits = step.scale * seconds, min(1.0, max(0.0, (_USABLE * memory - held) / needed))
+    seen = f"{format_share(share)} of the step computes forward again in backward, as for activation checkpointing; "
+    seen += f"tensors take {format_bytes(held)} of {format_bytes(memory)}"
+    how = "no checkpoints" if fits == 1 else f"checkpoints in {format_share(1 - fits)} of the blocks"
+    return Cause("recomputation", seen, f"{how}: at most {format_bytes(int(fits * needed))} more", share * fits)
+
+
+def _layout(step: StepEvidence) -> Cause | None:
+    converted = step.share_of("layout_conversion")
+    if converted < LEAST or step.on_cpu:
+        return None
+    technique, seen = step.technique("layout"), f"{format_share(converted)} of the step converts between NCHW and NHWC"
+    if step.slow_norm:
+        seen += f"; batch norm takes {format_share(step.slow_norm)}"
+    saved = converted + _NORM_GAIN * step.slow_norm
+    advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
+    return Cause("layout", seen, advice, saved, technique)
+
+
+def _synchronisation(step: StepEvidence) -> Cause | None:
+    wait, idle = step.waiting
+    if wait < LEAST:
+        return None
+    scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
+    why = "the loss scale is read on the host" if scales else "a value is read on the host"
+    evidence = f"the GPU is idle {format_share(idle or 0.0)} of the step, and {why} each step"
+    evidence += step.reads and f": the host waits for {step.reads}"
+    advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
+    return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
+
+
+def _launches(step: StepEvidence) -> Cause | None:
+    if captures_graph(step.trial.spec.techniques) or step.on_cpu:
+        return None
+    technique = step.technique("launches")
+    advice = "a CUDA graph, torch.compile or a larger batch"
+    if step.profile is None:
+        busy = step.counters.sm_share if step.counters is not None else None
+        if busy is None or busy >= _BUSY:
+            return None
+        evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
+        return Cause("launches", evidence, advice, 1 - busy, technique)
+    share, idle = step.idle_parts[0], step.idle_share or 0.0
+    if share < LEAST_IDLE:
+        return None
+    micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
+    evidence = (
+        f"the GPU is idle {format_share(idle)} of the step: the host launches {step.profile.num_kernels:,.0f} kernels, "
+        f"one in {micro:.0f} µs{step.reads and ', and waits for '}{step.reads}"
+    )
+    if step.reads:
+        advice, technique = f"no such waits within a step, then {advice}", ""  # no graph can have them
+    return Cause("launches", evidence, advice, share, technique)
+
+
+def _host_work(step: StepEvidence) -> Cause | None:
+    """Return what the host does for longer than launches take, while the GPU is idle."""
+    launches, share = step.idle_parts
+    if not share or step.profile is None:
+        return None
+    seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
+    named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
+    idle, of_launches = format_share(step.idle_share or 0.0), format_share(launches)
+    evidence = f"the GPU is idle {idle} of the step, and launches explain {of_launches} at most"
+    frees = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
+    if step.profile.allocates:
+        evidence += "; PyTorch's allocator asks the driver for memory in each step, for which the host waits"
+        advice = frees
+    elif sum(seconds[name] for name in named) < share / 2:
+        evidence += "; PyTorch's profiler does not tell what the host does meanwhile"
+        advice = "cProfile or py-spy, which tell what Python does"
+    elif named[0].startswith("cu"):
+        advice = frees
+    else:
+        advice = f"{named[0].removesuffix(' on the CPU')} on the GPU, or not in each step"
+    parts = ", ".join(f"{name} {format_share(seconds[name])}" for name in named[:_MOST_MODULES])
+    evidence += f"; the host is in {parts}" if named else ""
+    copies = step.profile.host_copy_seconds
+    back = sum(copies[name] for name in copies if name.startswith("DtoH")) / step.seconds
+    evidence += f". Copies to the host take another {format_share(back)}" if back >= LEAST else ""
+    return Cause("host-work", evidence, advice, share + back)
+
+
+def _settings(step: StepEvidence) -> Cause | None:
+    """Return that something is on, as for debugging, that keeps the GPU waiting."""
+    named, idle = step.slowed_by, step.idle_share or 0.0
+    seen = f"{named} slows each step, and the GPU is idle {format_share(idle)} of it"
+    return Cause("settings", seen, f"training without {named}", max(0.0, idle - step.copied)) if named else None
+
+
+def _input(step: StepEvidence) -> Cause | None:
+    share = step.input_share
+    if share < LEAST_IDLE:
+        return None
+    evidence = f"the step waits {format_share(share)} of the time for its next batch"
+    if step.profile is not None and (step.profile.loader_kernels or 0.0) >= _ONE_BY_ONE:
+        evidence += f": its loader launches {step.profile.loader_kernels:,.0f} kernels or copies"
+        advice = "whole batches by index on the GPU, as data[indices]: loader workers do not help with that"
+        return Cause("input", evidence, advice, share)
+    advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
+    return Cause("input", evidence, advice, share, step.technique("input"))
+
+
+def _host_copies(step: StepEvidence) -> Cause | None:
+    """Return what copies between host and device take while no kernel runs."""
+    copies = {} if step.profile is None else step.profile.host_copy_seconds
+    if step.profile is None or not copies or step.on_cpu:
+        return None
+    most, share = max(copies, key=copies.__getitem__), step.copied
+    shapes = [each.shapes[0] for each in step.profile.kernels if each.name.startswith("Memcpy") and each.shapes]
+    largest = f", most of it {'×'.join(map(str, shapes[0]))}" if shapes else ""
+    if most.startswith("DtoH"):
+        if step.idle_parts[1]:
+            return None  # `host-work` tells of them
+        seen = f"{format_share(share)} of the step copies to the host while no kernel runs{largest}"
+        return Cause("host-copies", seen, "results that stay on the GPU until the end of an epoch", share)
+    is_pageable = not most.endswith("Pinned")
+    memory = "pageable" if is_pageable else "pinned"
+    seen = f"{format_share(share)} of the step copies from {memory} memory of the host while no kernel runs{largest}"
+    pinned = "pinned memory and non_blocking=True" if is_pageable else "a copy of the next batch on its own stream"
+    return Cause("host-copies", seen, f"{pinned}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
+
+
+def _gradient_sync(step: StepEvidence) -> Cause | None:
+    passes = 0.0 if step.communication is None else step.communication.reduced_passes
+    if passes < _SEVERAL_PASSES:
+        return None
+    seen = f"each update reduces its gradients after {passes:.0f} backward passes, and needs it after the last alone"
+    advice = "no_sync() around all passes but the last (FSDP2: set_requires_gradient_sync, which takes memory)"
+    return Cause("gradient-sync", seen, advice, _exchanged(step) * (1 - 1 / passes))
+
+
+def _exchanged(step: StepEvidence) -> float:
+    """Return the share of the step that the first rank communicates, without what it waits for a slower one."""
+    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0))
+
+
+def _rank_imbalance(step: StepEvidence) -> Cause | None:
+    """Return for which rank the others wait: the one whose collectives end soonest after it begins them."""
+    waits = step.rank_waits
+    if not waits:
+        return None
+    seen = f"ranks wait for rank {waits.index(min(waits))}, at most {format_share(max(waits))} of the step"
+    advice = "as much work for each rank, as by batches of like sizes"
+    return Cause("rank-imbalance", seen, advice, statistics.fmean(waits))  # with equal work all take the mean
+
+
+def _communication(step: StepEvidence) -> Cause | None:
+    """Return what ranks exchange while nothing else runs, if they wait for none and reduce gradients once an update."""
+    found = step.communication
+    if found is None:
+        return None
+    share = _exchanged(step) / max(1.0, found.reduced_passes)
+    hidden = 1 - found.exposed_seconds / found.seconds if found.seconds else 0.0
+    parts = [
+        f"{each.launches:,.0f} {each.kind}{'s' if each.launches >= 2 else ''}"
+        + (f" of {format_bytes(each.num_bytes / each.launches)}" if each.num_bytes else "")
+        + (f" in {each.format.replace('fp32', 'float32')}" if each.format else "")
+        for each in found.collectives[:2]
+    ]
+    seen = (
+        f"{format_share(step.exposed)} of the step is communication that no other work hides: {' and '.join(parts)}"
+        f" ({format_share(hidden)} of their time is hidden)"
+    )
+    advice = []
+    for each in found.collectives[:1]:
+        if each.kind == "all-reduce" and found.late_share >= MOSTLY:
+            advice.append("DistributedDataParallel, which reduces while backward runs")
+        if 0 < each.num_bytes < each.launches * _SMALL_BUCKET and each.launches >= _MANY_BUCKETS:
+            advice.append("larger buckets, as bucket_cap_mb sets them")
+        if each.format == "fp32" and step.precision.is_16_bit:
+            advice.append("half of the bytes, by bf16_compress_hook of DDP or MixedPrecisionPolicy of FSDP")
+    advice.append("fewer updates: a larger batch, or several passes under no_sync()")
+    return Cause("communication", seen, ", or ".join(advice[:2]) + ": a step with it tells", share)
+
+
+def _recompilation(step: StepEvidence) -> Cause | None:
+    ranks = [trial.ranks[0] for trial in step.row.trials if trial.ranks and trial.ranks[0].compiled_steps]
+    if not ranks:
+        return None
+    most = max(ranks, key=lambda rank: rank.compiled_share)
+    timed = sum(block.num_steps for block in most.blocks)
+    evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
+    return Cause("recompilation", evidence, "few sizes of batches, or mark_dynamic", most.compiled_share)
+
+
+def _padding(step: StepEvidence) -> Cause | None:
+    share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
+    evidence = (
+        f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
+    )
+    return Cause("padding", evidence, "batches of similar lengths, or packed sequences", share) if share else None
+
+
+def _casts(step: StepEvidence) -> Cause | None:
+    share = step.share_of("cast")
+    technique = step.technique("casts")
+    advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
+    seen = f"{format_share(share)} of the step casts between float32 and 16 bits"
+    if NO_CACHE in step.settings:
+        seen, technique = f"{seen}, with {NO_CACHE}", ""
+        advice = "autocast's cache of cast weights, which is its default"
+    return Cause("casts", seen, advice, share, technique) if share >= LEAST else None
+
+
+def _indexing(step: StepEvidence) -> Cause | None:
+    """Return what gathers and scatters take beyond the time of their bytes."""
+    share = step.share_of("indexing")
+    if step.profile is None or share < LEAST or step.on_cpu:
+        return None
+    kernels = [each for each in step.profile.kernels if each.kind == "indexing" and each.operator]
+    moved = sum(2 * each.launches * 4 * _num_indexed(each.shapes) for each in kernels)
+    least = 0.0 if step.gpu is None else step.scale * moved / step.gpu.bandwidth_bytes_per_second
+    names = list(dict.fromkeys(each.operator.removeprefix("aten::") for each in kernels))[:_MOST_MODULES]
+    seen = f"{format_share(share)} of the step reads or writes rows by index" + (
+        f": {', '.join(names)}" if names else ""
+    )
+    advice = "timing it with sorted indices, wider rows or a sparse product: torch.compile does not fuse it"
+    return Cause("indexing", seen, advice, max(0.0, share - least))
+
+
+def _num_indexed(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return at least how many values an operator reads or writes by index, by the shapes of its tensors."""
+    if not shapes:
+        return 0
+    row, least = shapes[0][-1] if len(shapes[0]) > 1 else 1, min(shapes[1:] or shapes, key=math.prod)
+    return math.prod(least) * (1 if len(least) > 1 and least[-1] == row else row)
+
+
+def _optimizer(step: StepEvidence) -> Cause | None:
+    share = step.share_of(*UPDATE)
+    if share < _LEAST_UPDATE:
+        return None
+    scales = " and loss scaling" if step.share_of("loss_scaling") else ""
+    seen = f"{format_share(share)} of the step is the optimizer{scales}"
+    kernels = step.profile.kernels if step.profile is not None else ()
+    is_fused = any(each.operator.startswith("aten::_fused_") for each in kernels if each.kind == "optimizer")
+    technique = step.technique("optimizer")
+    if technique and not is_fused:
+        least = 0.0
+        if step.flops is not None and step.gpu is not None:
+            least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
+        return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
+    return Cause("optimizer", seen, "a larger batch: twice the samples for each update", share / 2)
+
+
+def _memory(step: StepEvidence) -> Cause | None:
+    share = step.share_of(*FUSED) - step.scores - step.narrow[0]
+    bandwidth = 1.0 if step.counters is None or step.counters.dram_share is None else step.counters.dram_share
+    if share < LEAST_MEMORY or step.on_cpu or bandwidth < _LEAST_BANDWIDTH * share:
+        return None
+    technique = step.technique("memory")
+    if not technique and step.precision.is_16_bit:
+        return None  # it is what takes the time, and there is nothing to try
+    # What batch norm gains by another layout is a saving of `layout`.
+    saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
+    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in FUSED]
+    seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
+    advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
+    return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
+
+
+def _small_kernels(step: StepEvidence) -> Cause | None:
+    if step.busy is None or step.counters is None or step.counters.sm_share is None:
+        return None
+    # No multiprocessor works for a copy from the host, and few for collectives.
+    busy = step.busy - step.copied - step.exposed
+    if busy <= LEAST or step.narrow[0]:
+        return None
+    filled = min(1.0, step.counters.sm_share / busy)
+    if filled >= _FILLED:
+        return None
+    evidence = f"while a kernel runs, {format_share(filled)} of the GPU's multiprocessors work"
+    is_long = step.profile is not None and step.profile.busy_seconds >= LAUNCH_SECONDS * step.profile.num_kernels
+    advice = "timing its longest kernels (--kernels) with other shapes" if is_long else "a larger batch"
+    return Cause("small-kernels", evidence, advice, busy * (1 - filled))
+
+
+def _power(step: StepEvidence) -> Cause | None:
+    limit = power_limit_of(step.row.trials)
+    if limit is None:
+        return None
+    evidence = (
+        f"the power limit held the clock at {limit.clock_hertz / 1e6:,.0f} of {limit.max_clock_hertz / 1e6:,.0f} MHz "
+        f"({limit.watts:.0f} W)"
+    )
+    lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
+    return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
+
+
+_RULES: tuple[Callable[[StepEvidence], Cause | None], ...] = (
+    _no_hardware,
+    _baseline_has_tf32,
+    _in_float64,
+    _in_float32,
+    _without_tensor_cores,
+    _grouped_convolutions,
+    _one_slow_kernel,
+    _slower_kernels,
+    _library_fault,
+    _misaligned_products,
+    _attention,
+    _recomputation,
+    _layout,
+    _synchronisation,
+    _settings,
+    _launches,
+    _host_work,
+    _input,
+    _host_copies,
+    _gradient_sync,
+    _rank_imbalance,
+    _communication,
+    _recompilation,
+    _padding,
+    _casts,
+    _indexing,
+    _optimizer,
+    _memory,
+    _small_kernels,
+    _power,
+)
+
+
+class Diagnosis(StepEvidence):
+    """Why a configuration is no faster: the causes that its evidence shows, and what is not known."""
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -227,7 +753,7 @@ class Diagnosis:
                 return min(cause.share, _LEAST_UPDATE) if cause.name == "power-limit" else cause.share
             return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
 
-        return tuple(sorted((cause for cause in found if saved(cause) >= _LEAST), key=saved, reverse=True))
+        return tuple(sorted((cause for cause in found if saved(cause) >= LEAST), key=saved, reverse=True))
 
     @cached_property
     def numeric_findings(self) -> list[Finding]:
@@ -260,14 +786,14 @@ class Diagnosis:
             why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
             missing.append(f"no counters of the GPU: {why}")
         missing += self._unknown_flops
-        missing += [f"what {each} costs; a run without it tells" for each in sorted(self.settings & _UNPRICED)]
+        missing += [f"what {each} costs; a run without it tells" for each in sorted(self.settings & UNPRICED)]
         misaligned = self.scale * sum(kernel.seconds for kernel in self.misaligned)
-        if misaligned >= _LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
+        if misaligned >= LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
             on_convolutions = any("conv" in kernel.operator for kernel in self.misaligned)
             if aligned := self.technique("alignment", convolutions=on_convolutions):
                 tells = f"`{_command(self, aligned)}` tells"
                 missing.append(f"what misaligned rows cost, since most products have them; {tells}")
-        is_idle = self.waits is None and (self.idle_share or 0.0) >= _LEAST_IDLE
+        is_idle = self.waits is None and (self.idle_share or 0.0) >= LEAST_IDLE
         if is_idle and (found := self.technique("synchronisation")):
             missing.append(f"whether the GPU waits for loss scaling or launches; `{_command(self, found)}` tells")
         return tuple(missing)
@@ -286,188 +812,7 @@ class Diagnosis:
         names = sorted(filter(None, seconds), key=seconds.__getitem__, reverse=True)[:_MOST_MODULES]
         whose = ", ".join(names) or "kernels of a CUDA graph, or of Python's own"
         said = f"the FLOPs of {format_share(share)} of the step, as they are not PyTorch's: {whose}"
-        return [said] if share >= _LEAST else []
-
-    @cached_property
-    def waits(self) -> float | None:
-        """Return the share of the step in which the host waited for the device."""
-        wait = None if self.profile is None else self.profile.wait_seconds
-        return None if wait is None else min(1.0, wait / self.seconds)
-
-    @property
-    def reads(self) -> str:
-        """Return for what of the device the host waits each step, and how often; empty if it is not known."""
-        profile = self.profile
-        if profile is None or not profile.waits:
-            return ""
-        found = profile.waits | {"aten::copy_": 0.0}  # which `host-copies` is about
-        found[""] = found.get("", 0.0) - _OWN_WAITS / profile.num_steps
-        if self.share_of("loss_scaling"):
-            found[_READ] = found.get(_READ, 0.0) - 1
-        often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS}
-        named = (
-            f"{_WAITS.get(name, name.removeprefix('aten::'))} {f'{times} times' if times > 1 else 'once'}"
-            for name, times in sorted(often.items(), key=lambda each: -each[1])
-        )
-        return " and ".join([*named][:2])
-
-    @property
-    def input_share(self) -> float:
-        """Return the share of the step in which the host waited for a batch; 0 if there is no loader."""
-        found = (steady_metrics.data_share([trial]) or data_share(trial) or 0.0 for trial in self.row.trials)
-        return statistics.median(found)
-
-    @cached_property
-    def formats(self) -> Mapping[str, float]:
-        """Return how much of the products each format of factors has, the most first; empty if that is not known.
-
-        It is a share of the FLOPs; if none were counted, as of scripts, of the time of a GPU's known kernels.
-        """
-        if self.flops is not None and self.flops.total:
-            return self.flops.by_format
-        seconds: dict[str, float] = {}
-        for kernel in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
-            # A product without Tensor Cores is float32's unless its name says another format.
-            found = kernel.format or format_of(kernel.name) or ("fp32" if kernel.kind == "plain_product" else "")
-            if kernel.kind in PRODUCTS and found:
-                seconds[found] = seconds.get(found, 0.0) + kernel.seconds
-        return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
-
-    @cached_property
-    def plain_seconds(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of products without Tensor Cores, and of float64's, by format and module."""
-        if self.profile is None or self.on_cpu:
-            return {}
-        if not self.profile.products:  # an older record: most products tell
-            seconds = self.profile.class_seconds.get("plain_product", 0.0)
-            return {"fp32" if self.computes_in_float32 else "": {"": seconds}}
-        found: dict[str, dict[str, float]] = {}
-        for each in self.profile.products:
-            if each.kind == "plain_product" or each.format == "fp64":
-                modules = found.setdefault(each.format, {})
-                modules[each.module] = modules.get(each.module, 0.0) + each.seconds
-        return found
-
-    @property
-    def communication(self) -> Communication | None:
-        """Return what ranks exchange; None if nothing, or if that is not known."""
-        return None if self.profile is None else self.profile.communication
-
-    @cached_property
-    def exposed(self) -> float:
-        """Return the share of the step in which the first rank communicates and does nothing else; waiting, too."""
-        return 0.0 if self.communication is None else min(1.0, self.communication.exposed_seconds / self.seconds)
-
-    @cached_property
-    def rank_waits(self) -> Sequence[float]:
-        """Return the share of the step that each rank waits for the slowest; empty if that is not known."""
-        seconds = () if self.communication is None or self.on_cpu else self.communication.rank_seconds
-        return [(each - min(seconds)) / self.seconds for each in seconds]
-
-    @property
-    def item_bytes(self) -> int:
-        """Return the bytes of a factor of most products."""
-        return _ITEM_BYTES.get(next(iter(self.formats), ""), 4)
-
-    @property
-    def computes_in_float32(self) -> bool:
-        """Return whether most products are IEEE float32's; by the precision if their formats are not known."""
-        if not self.formats:
-            return not self.precision.is_16_bit and self.precision.float32_matmul == "ieee"
-        return self.formats.get("fp32", 0) >= _MOSTLY * sum(self.formats.values())
-
-    @property
-    def memory_roof(self) -> float:
-        """Return the least share of the step that its memory traffic takes; 0 if that is not known."""
-        if self.flops is None or self.gpu is None:
-            return 0.0
-        return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
-
-    @property
-    def scores(self) -> float:
-        """Return the share of the step in which attention's scores go through memory between its products."""
-        found = self.profile.attention if self.profile is not None else ()
-        return self.scale * sum(each.seconds - each.product_seconds for each in found if each.backend in _WRITES_SCORES)
-
-    @property
-    def copied(self) -> float:
-        """Return the share of the step that copies between host and device take while no kernel runs."""
-        seconds = self.profile.host_copy_seconds.values() if self.profile is not None else ()
-        return min(1.0, sum(seconds) / self.seconds)
-
-    @cached_property
-    def narrow(self) -> tuple[float, str]:
-        """Return the share of an operator with long kernels that hardly move data, and a sentence; zero without one."""
-        bandwidth = 0.0 if self.gpu is None else self.gpu.bandwidth_bytes_per_second
-        kernels = self.profile.kernels if self.profile is not None else ()
-        long = [each for each in kernels if each.shapes and each.seconds >= _LAUNCH_SECONDS * each.launches]
-        long = [each for each in long if each.kind in _FUSED and not _MULTIPLIES.search(each.operator)]
-        for operator in dict.fromkeys(each.operator for each in long):
-            own = [each for each in long if each.operator == operator]
-            seconds, moved = sum(each.seconds for each in own), 0.0
-            for each in own:
-                largest = map(max, zip_longest(*map(reversed, each.shapes), fillvalue=1))  # which an output may have
-                moved += 4 * each.launches * (sum(map(math.prod, each.shapes)) + math.prod(largest))
-            if self.scale * seconds >= _LEAST_MEMORY and moved < _LEAST_RATE * bandwidth * seconds:
-                seen = f"{operator} of {'×'.join(f'{size:,}' for size in own[0].shapes[0])} takes"
-                seen += f" {format_share(self.scale * seconds)} of the step, with less than"
-                return self.scale * seconds, f"{seen} {format_share(_LEAST_RATE)} of the memory's bandwidth"
-        return 0.0, ""
-
-    @cached_property
-    def idle_parts(self) -> tuple[float, float]:
-        """Return for how much of the step the GPU idles due to launches, and due to other work of the host."""
-        if self.profile is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
-            return 0.0, 0.0
-        # While it copies or waits, the host launches nothing.
-        loads = self.input_share if self.trial.spec.is_script else 0.0
-        idle = max(0.0, (self.idle_share or 0.0) - max(_waiting(self)[0], self.copied, loads))
-        known = min(idle, sum((self.profile.host_seconds or {}).values()) / self.seconds)
-        launches = min(idle - known, _LAUNCH_SECONDS * self.profile.num_kernels / self.seconds)
-        return (launches, idle - launches) if idle - launches >= _LEAST_IDLE else (idle, 0.0)
-
-    @cached_property
-    def slow_norm(self) -> float:
-        """Return the share of batch norm that channels-last would make faster; 0 if there is nothing to convert."""
-        kernels = self.profile.kernels if self.profile is not None else ()
-        norms = [kernel.name for kernel in kernels if kernel.kind == "normalisation"]
-        in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
-        converts = self.share_of("layout_conversion") >= _LEAST and not self.on_cpu
-        if in_nchw and converts and self.precision.is_16_bit and self.technique("layout"):
-            return self.share_of("normalisation")
-        return 0.0
-
-    @cached_property
-    def misaligned(self) -> list[KernelTime]:
-        """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
-        kernels = self.profile.kernels if self.profile is not None else ()
-        if self.computes_in_float32:
-            return []
-        return [kernel for kernel in kernels if kernel.kind in PRODUCTS and _is_misaligned(kernel, self.item_bytes)]
-
-    def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
-        """Return the first technique against a cause that this loop can have, and has not.
-
-        If `convolutions` is given, it is one that changes convolutions, or else one that does not.
-        """
-        spec, layers = self.trial.spec, self.trial.layers
-        for row in TECHNIQUES:
-            if cause not in row.cures or row.name in spec.techniques:
-                continue
-            if convolutions not in (None, row.layer == "convolution"):
-                continue
-            if row.tried_after not in ("", *spec.techniques):
-                continue
-            if not row.finds_layer(layers):
-                continue
-            tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
-            try:
-                reason = why_unsupported(tried, self.trial.environment.capability)
-            except UsageError:
-                return ""  # another castwise's record names what this one does not know
-            if reason is None:
-                return row.name
-        return ""
+        return [said] if share >= LEAST else []
 
 
 def diagnose(
@@ -502,688 +847,10 @@ def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial], asked: Sequ
     return found
 
 
-def _command(step: Diagnosis, technique: str) -> str:
-    """Return the command that measures what a technique brings, or the call for a Python session's objects."""
-    spec = step.trial.spec
-    loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
-    if is_object(spec.workload):
-        return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
-    options = {"precision": spec.precision, "batch_size": spec.batch_size, "techniques": loops}
-    if spec.is_script:
-        del options["batch_size"]
-    return advised_line("run", spec.workload, options, step.typed)
-
-
-def _no_hardware(step: Diagnosis) -> Cause | None:
-    why = why_emulated(step.precision, step.trial.environment.hardware)
-    if why is None:
-        return None
-    return Cause("no-hardware", f"it is emulated here, as {why}", "fp32, or another device")
-
-
-def _baseline_has_tf32(step: Diagnosis) -> Cause | None:
-    """Return that PyTorch's default has most of the gain over fp32 already."""
-    over_default, over_fp32 = step.row.default_speedup, step.row.speedup
-    default = step.others.get(DEFAULT)
-    if default is None or over_default is None or over_fp32 is None or step.row.precision in (DEFAULT, BASELINE):
-        return None
-    of_default = over_fp32 / over_default
-    if of_default < 1 + _LEAST or abs(over_default - 1) > 2 * _LEAST or of_default < over_fp32**_HAS_MOST:
-        return None
-    evidence = (
-        f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
-        f"{step.row.precision} is {over_fp32:.2f}×"
-    )
-    return Cause("baseline-tf32", evidence, "a comparison with PyTorch's default instead of fp32")
-
-
-def _products_of(step: Diagnosis, name: str, what: str, *, with_lines: bool = False) -> tuple[float, str]:
-    """Return the share of products of a format in `plain_seconds`, and a sentence with where they are."""
-    modules = step.plain_seconds.get(name, {})
-    total = sum(modules.values())
-    most = sorted((each for each in modules if modules[each] >= _LEAST * total), key=lambda each: -modules[each])
-    named = [f"`{module}`" for module in most if module.strip("*.")][:_MOST_MODULES]
-    where = f" in {', '.join(named)}" if named else ""
-    lines = step.flops.lines.get(name, ()) if with_lines and step.flops is not None else ()
-    at = f" ({', '.join(lines)})" if lines else ""
-    return step.scale * total, f"{format_share(step.scale * total)} of the step is {what}{where}{at}"
-
-
-def _in_float64(step: Diagnosis) -> Cause | None:
-    share, seen = _products_of(step, "fp64", "float64 products", with_lines=True)
-    return Cause("float64", seen, "float32 there: .float(), as of NumPy's arrays, which are float64", share)
-
-
-def _in_float32(step: Diagnosis) -> Cause | None:
-    """Return which products are IEEE float32's: all of a step, or those that 16 bits leave out."""
-    if "tf32" in step.formats and step.formats.get("fp32", 0) < _FEW * sum(step.formats.values()):
-        return None  # TF32 is switched on, and the library's kernels do without
-    now, is_16_bit = step.precision, step.precision.is_16_bit
-    share, seen = _products_of(step, "fp32", "products in IEEE float32, without Tensor Cores", with_lines=is_16_bit)
-    has_tf32 = not is_same_as_fp32(find_precision(DEFAULT), step.trial.environment.hardware)
-    peaks = [peak(step.gpu, name) for name in ("fp32", "tf32" if has_tf32 else "fp16")]
-    saved = share if None in peaks else share * max(0.0, 1 - (peaks[0] or 0.0) / (peaks[1] or 1.0))
-    tf32 = ', or TF32 by torch.set_float32_matmul_precision("high")' if has_tf32 else ""
-    if is_16_bit:
-        by_autocast = "autocast is off there, or leaves the operator in float32"
-        seen += f": {by_autocast if now.autocast_dtype else 'a cast makes them float32'}"
-        return Cause("float32-units", seen, f"16 bits there, too{tf32}", saved)
-    if not has_tf32:
-        return Cause("float32-units", seen, "16 bits (--precision fp16-mixed)", saved)
-    return Cause("float32-units", seen, f"16 bits, as by autocast{tf32}", saved, "tf32")
-
-
-def _without_tensor_cores(step: Diagnosis) -> Cause | None:
-    """Return which products run without Tensor Cores though their format has them."""
-    if step.flops is not None and "grouped_convolution" in step.flops.products:
-        return None  # which have none
-    known = ("fp64", "fp32") if _in_float32(step) is not None else ("fp64",)
-    found = [
-        _products_of(step, name, f"{name.replace('fp32', 'float32')} products without Tensor Cores".lstrip())
-        for name in step.plain_seconds
-        if name not in known
-    ]
-    if not found:
-        return None
-    return Cause(
-        "no-tensor-cores",
-        max(found)[1],
-        "sizes that are multiples of 8, or a newer cuDNN",
-        sum(share for share, _ in found),
-    )
-
-
-def _grouped_convolutions(step: Diagnosis) -> Cause | None:
-    """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
-    if step.profile is None or step.flops is None or "grouped_convolution" not in step.flops.products:
-        return None
-    if step.on_cpu or step.computes_in_float32:
-        return None
-    grouped = [kernel for kernel in step.profile.kernels if kernel.kind in PRODUCTS and _is_grouped(kernel)]
-    seconds = sum(kernel.seconds for kernel in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
-    share = saved = step.scale * seconds
-    seen = f"{format_share(share)} of the step is grouped convolutions"
-    fastest = peak(step.gpu, next(iter(step.flops.by_format)))
-    if grouped and step.gpu is not None and fastest is not None:
-        flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
-        # One reads its images, and writes as much.
-        moved = sum(2 * step.item_bytes * kernel.launches * math.prod(_convolved(kernel)[0]) for kernel in grouped)
-        saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
-        seen += f", which reach at most {format_share(flops / seconds / fastest)} of the peak"
-    return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
-
-
-def _one_slow_kernel(step: Diagnosis) -> Cause | None:
-    """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
-    kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
-    if step.narrow[0]:
-        advice = "timing another order of its dimensions, or another operator: torch.compile does not help"
-        return Cause("missing-kernel", step.narrow[1], advice, step.narrow[0])
-    for kernel in kernels[:1]:
-        share = step.scale * kernel.seconds
-        if share >= _MOSTLY and kernel.kind in ("unknown_product", "other"):
-            evidence = f"one kernel takes {format_share(share)} of the step: {kernel.operator or kernel.name[:40]}"
-            return Cause("missing-kernel", evidence, "another version of torch or cuDNN, or other shapes", share)
-    return None
-
-
-def _slower_kernels(step: Diagnosis) -> Cause | None:
-    """Return which products take longer than the same ones in another precision that was profiled."""
-    if step.profile is None or step.on_cpu or not step.precision.is_16_bit:
-        return None
-    own, found = _product_kernels(step.profile), list[tuple[float, KernelTime, KernelTime, Row]]()
-    for row in step.others.values():
-        profile = next((trial.profile for trial in row.trials if trial.profile is not None), None)
-        others = {} if profile is None or row is step.row else _product_kernels(profile)
-        lost = {each: own[each][0] - others[each][0] for each in own.keys() & others.keys()}
-        slower = [each for each in lost if own[each][0] > _SLOWER * others[each][0]]
-        if slower:
-            worst = max(slower, key=lost.__getitem__)
-            found.append((step.scale * sum(lost[each] for each in slower), own[worst][1], others[worst][1], row))
-    if not found:
-        return None
-    share, kernel, other, row = max(found, key=lambda each: each[0])
-    shapes = " and ".join("×".join(map(str, shape)) for shape in kernel.shapes if len(shape) > 1)
-    seen = (
-        f"products take {format_share(share)} of the step longer than in {row.precision}, most of all "
-        f"{kernel.operator} of {shapes}: {short_name(kernel.name)}, there {short_name(other.name)}"
-    )
-    return Cause("slower-kernel", seen, _instead_of(step, kernel, row), share)
-
-
-def _instead_of(step: Diagnosis, kernel: KernelTime, row: Row) -> str:
-    """Return what to try instead of a product's kernel, which another precision has a faster one for."""
-    faster = (step.row.step_seconds or 0.0) / (row.step_seconds or math.inf)
-    if faster > 1 + _LEAST:
-        return f"{row.precision}, which is {faster:.2f}× as fast here"
-    if "conv" in kernel.operator and "cudnn-search" not in step.trial.spec.techniques:
-        return f"other algorithms of cuDNN: `{_command(step, 'cudnn-search')}` tells"
-    return "another version of cuDNN: a step with it tells"
-
-
-def _product_kernels(profile: StepProfile) -> dict[tuple[Any, ...], tuple[float, KernelTime]]:
-    """Return the seconds of products by what they multiply, with the longest kernel of each."""
-    found: dict[tuple[Any, ...], tuple[float, KernelTime]] = {}
-    for kernel in profile.kernels:  # the longest first
-        if kernel.kind in PRODUCTS and kernel.shapes:
-            is_backward, is_convolution = ("backward" in kernel.operator, "conv" in kernel.operator)
-            # A convolution's operator may have other names; some have a bias, too.
-            name = "" if is_convolution else kernel.operator
-            key = (name, is_backward, kernel.shapes[: 2 if is_convolution and not is_backward else 3])
-            seconds, longest = found.get(key, (0.0, kernel))
-            found[key] = seconds + kernel.seconds, longest
-    return found
-
-
-def _library_fault(step: Diagnosis) -> Cause | None:
-    """Return what a version of torch is known to do slowly, if the step spends its time there."""
-    numbers = re.match(r"(\d+)\.(\d+)", step.trial.environment.torch)
-    if step.profile is None or step.on_cpu or numbers is None or not step.precision.is_16_bit:
-        return None
-    dtypes = () if step.trial.facts is None else step.trial.facts.param_dtypes
-    autocasts = bool(step.precision.autocast_dtype) and any(name.endswith("float16") for name in dtypes)
-    causes = []
-    for row in LIBRARY_FAULTS:
-        kernels = [each for each in step.profile.kernels if re.search(row.operator, each.operator)]
-        share = step.scale * sum(each.seconds for each in kernels if re.search(row.kernel, each.name))
-        if row.since <= (int(numbers[1]), int(numbers[2])) < row.before and (autocasts or not row.autocasts_16_bit):
-            seen = f"{row.what} in torch {numbers[0]} ({row.source}): {format_share(share)} of the step"
-            causes.append(Cause("library-fault", seen, row.advice, row.saved * share))
-    return max(causes, key=lambda each: each.share or 0.0, default=None)
-
-
-def _misaligned_products(step: Diagnosis) -> Cause | None:
-    if (found := _all_misaligned(step)) is not None:
-        return found
-    if not step.misaligned or step.flops is None or step.profile is None:
-        return None
-    share = step.scale * sum(kernel.seconds for kernel in step.misaligned)
-    known = [(kernel, flops) for kernel in step.misaligned if (flops := _flops_of_kernel(kernel)) is not None]
-    flops = sum(found * each.launches for each, found in known)
-    seconds = sum(each.seconds for each, _ in known)
-    others = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
-    # Without another product to compare with, or FLOPs, it is taken to be just slow enough.
-    slow = (flops / seconds) * others / (step.flops.total - flops) if seconds and step.flops.total > flops else _SLOW
-    if slow > _SLOW:
-        return None
-    worst = max(step.misaligned, key=lambda kernel: kernel.seconds)
-    shapes = ["×".join(map(str, shape)) for shape in worst.shapes if len(shape) > 1][:2]
-    shown = " and ".join(shapes) or worst.operator or "shapes not known"
-    return Cause(
-        "alignment",
-        f"{format_share(share)} of the step is products of misaligned rows: {shown}"
-        + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
-        f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}",
-        share * (1 - slow),
-        step.technique("alignment", convolutions="conv" in worst.operator),
-    )
-
-
-def _all_misaligned(step: Diagnosis) -> Cause | None:
-    """Return that there is no aligned product to compare with, if they are far from the peak."""
-    flops = 0 if step.flops is None else step.flops.misaligned_flops or 0
-    if step.flops is None or step.profile is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
-        return None
-    seconds = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
-    name = next(iter(step.flops.by_format))
-    limit, item_bytes = peak(step.gpu, name), _ITEM_BYTES.get(name, 4)
-    reached = None if limit is None or not seconds else flops / seconds / limit
-    measured = "" if reached is None else f", at {format_share(reached)} of the peak"
-    slow, most = _SLOW if reached is None else reached / _REACHED, _SLOW
-    if step.flops.padded_speedup is not None:  # no peak is needed
-        slow, most = 1 / step.flops.padded_speedup, 1 / _SLOWER
-        measured += f"; padded they take {format_share(slow)} of the time, as measured here"
-    if slow > most:
-        return None
-    shapes, multiple = step.flops.misaligned_shapes, VECTOR_BYTES // item_bytes
-    odd = sorted({size for shape in shapes for size in shape if size % multiple})
-    pads = ", ".join(f"{size:,} to {size + -size % multiple:,}" for size in odd)
-    shown = " and ".join("×".join(map(str, shape)) for shape in shapes)
-    return Cause(
-        "alignment",
-        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}{measured}",
-        f"sizes that are multiples of {multiple}: pad {pads}",
-        step.scale * seconds * (1 - slow),
-        step.technique("alignment", convolutions=False),
-    )
-
-
-def _attention(step: Diagnosis) -> Cause | None:
-    """Return what attention takes beyond what flash attention would, and what keeps it from that."""
-    limit, capability = peak(step.gpu, "bf16"), step.trial.environment.capability
-    if step.profile is None or limit is None or capability is None or capability < _FLASH_CAPABILITY:
-        return None
-    is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= _MOSTLY
-    slow = [
-        (max(0.0, each.seconds - _fastest_attention(each, _FLASH_REACHES * limit, is_causal=is_causal)), each)
-        for each in step.profile.attention
-        if each.backend in ("efficient", *_WRITES_SCORES) or each.is_masked
-    ]
-    if not slow:
-        return None
-    worst = max(slow, key=lambda found: found[0])[1]
-    why, advice = _why_not_flash(worst, is_causal=is_causal)
-    share = format_share(step.scale * sum(each.seconds for _, each in slow))
-    seen = f"{share} of the step is attention over {worst.keys:,} tokens {why}"
-    return Cause("attention", seen, advice, step.scale * sum(saved for saved, _ in slow))
-
-
-def _fastest_attention(found: AttentionTime, flops_per_second: float, *, is_causal: bool) -> float:
-    """Return the seconds that attention takes with what `_why_not_flash` advises."""
-    is_written, is_causal = found.backend in _WRITES_SCORES, is_causal and found.is_masked
-    # Flash attention computes the scores a second time in backward: a seventh product.
-    flops = found.flops * (7 / 6 if is_written else 1.0) * (0.5 if is_causal else 1.0)
-    for size in (found.queries, found.keys):
-        flops *= math.ceil(size / _FLASH_TILE) * _FLASH_TILE / size
-    least = flops / flops_per_second
-    if found.format != "fp32":
-        return least
-    # Memory-efficient kernels take float32: their products take as long, and a causal mask leaves half of them out.
-    return max(least, found.product_seconds if is_written else found.seconds / 2 if is_causal else 0.0)
-
-
-def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
-    """Return in what kernels attention runs and what keeps it from faster ones, and what to try."""
-    warns = "torch.nn.attention.sdpa_kernel with a faster backend: its warnings say why that does not run"
-    if found.backend in _WRITES_SCORES:
-        scores = f"its scores of {found.queries:,}×{found.keys:,} go through memory"
-        if found.backend == "math":
-            return f"in PyTorch's math backend: {scores}", warns
-        advice = "F.scaled_dot_product_attention, or need_weights=False for nn.MultiheadAttention"
-        return f"in products and a softmax of their own: {scores}", advice
-    why, advice = "", warns
-    if found.is_masked and is_causal:
-        why, advice = ", with a causal mask as a tensor", "is_causal=True instead of the mask"
-    elif found.format == "fp32":
-        why, advice = ", as flash attention takes 16 bits only", "16 bits for its inputs"
-    elif found.is_masked:
-        why = ", with a mask, which flash attention does not take"
-        advice = "no mask if it leaves out nothing, is_causal=True if it is causal; else, timing flex_attention"
-    elif found.head_size > _FLASH_HEAD:
-        why = f", as flash attention takes heads of at most {_FLASH_HEAD}: these have {found.head_size}"
-        advice = "more heads, which are smaller"
-    return f"in {'memory-efficient' if found.backend == 'efficient' else 'cuDNN'} kernels{why}", advice
-
-
-def _recomputation(step: Diagnosis) -> Cause | None:
-    """Return what backward computes of forward again, if there is memory to keep it."""
-    seconds = 0.0 if step.profile is None else step.profile.recomputed_seconds or 0.0
-    known = [rank.peak_allocated_bytes for trial in step.row.trials for rank in trial.ranks]
-    held, memory = max(filter(None, known), default=None), step.trial.environment.gpu_memory_bytes
-    needed = 0 if step.flops is None else step.flops.recomputed_bytes
-    if not seconds or held is None or memory is None or step.on_cpu or not needed:
-        return None
-    share, fits = step.scale * seconds, min(1.0, max(0.0, (_USABLE * memory - held) / needed))
-    seen = f"{format_share(share)} of the step computes forward again in backward, as for activation checkpointing; "
-    seen += f"tensors take {format_bytes(held)} of {format_bytes(memory)}"
-    how = "no checkpoints" if fits == 1 else f"checkpoints in {format_share(1 - fits)} of the blocks"
-    return Cause("recomputation", seen, f"{how}: at most {format_bytes(int(fits * needed))} more", share * fits)
-
-
-def _layout(step: Diagnosis) -> Cause | None:
-    converted = step.share_of("layout_conversion")
-    if converted < _LEAST or step.on_cpu:
-        return None
-    technique, seen = step.technique("layout"), f"{format_share(converted)} of the step converts between NCHW and NHWC"
-    if step.slow_norm:
-        seen += f"; batch norm takes {format_share(step.slow_norm)}"
-    saved = converted + _NORM_GAIN * step.slow_norm
-    advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
-    return Cause("layout", seen, advice, saved, technique)
-
-
-def _synchronisation(step: Diagnosis) -> Cause | None:
-    wait, idle = _waiting(step)
-    if wait < _LEAST:
-        return None
-    scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
-    why = "the loss scale is read on the host" if scales else "a value is read on the host"
-    evidence = f"the GPU is idle {format_share(idle or 0.0)} of the step, and {why} each step"
-    evidence += step.reads and f": the host waits for {step.reads}"
-    advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
-    return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
-
-
-def _launches(step: Diagnosis) -> Cause | None:
-    if captures_graph(step.trial.spec.techniques) or step.on_cpu:
-        return None
-    technique = step.technique("launches")
-    advice = "a CUDA graph, torch.compile or a larger batch"
-    if step.profile is None:
-        busy = step.counters.sm_share if step.counters is not None else None
-        if busy is None or busy >= _BUSY:
-            return None
-        evidence = f"the GPU's multiprocessors are busy {format_share(busy)} of the time"
-        return Cause("launches", evidence, advice, 1 - busy, technique)
-    share, idle = step.idle_parts[0], step.idle_share or 0.0
-    if share < _LEAST_IDLE:
-        return None
-    micro = 1e6 * step.seconds / max(1.0, step.profile.num_kernels)
-    evidence = (
-        f"the GPU is idle {format_share(idle)} of the step: the host launches {step.profile.num_kernels:,.0f} kernels, "
-        f"one in {micro:.0f} µs{step.reads and ', and waits for '}{step.reads}"
-    )
-    if step.reads:
-        advice, technique = f"no such waits within a step, then {advice}", ""  # no graph can have them
-    return Cause("launches", evidence, advice, share, technique)
-
-
-def _host_work(step: Diagnosis) -> Cause | None:
-    """Return what the host does for longer than launches take, while the GPU is idle."""
-    launches, share = step.idle_parts
-    if not share or step.profile is None:
-        return None
-    seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
-    named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
-    idle, of_launches = format_share(step.idle_share or 0.0), format_share(launches)
-    evidence = f"the GPU is idle {idle} of the step, and launches explain {of_launches} at most"
-    frees = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
-    if step.profile.allocates:
-        evidence += "; PyTorch's allocator asks the driver for memory in each step, for which the host waits"
-        advice = frees
-    elif sum(seconds[name] for name in named) < share / 2:
-        evidence += "; PyTorch's profiler does not tell what the host does meanwhile"
-        advice = "cProfile or py-spy, which tell what Python does"
-    elif named[0].startswith("cu"):
-        advice = frees
-    else:
-        advice = f"{named[0].removesuffix(' on the CPU')} on the GPU, or not in each step"
-    parts = ", ".join(f"{name} {format_share(seconds[name])}" for name in named[:_MOST_MODULES])
-    evidence += f"; the host is in {parts}" if named else ""
-    copies = step.profile.host_copy_seconds
-    back = sum(copies[name] for name in copies if name.startswith("DtoH")) / step.seconds
-    evidence += f". Copies to the host take another {format_share(back)}" if back >= _LEAST else ""
-    return Cause("host-work", evidence, advice, share + back)
-
-
-def _settings(step: Diagnosis) -> Cause | None:
-    """Return that something is on, as for debugging, that keeps the GPU waiting."""
-    named, idle = step.slowed_by, step.idle_share or 0.0
-    seen = f"{named} slows each step, and the GPU is idle {format_share(idle)} of it"
-    return Cause("settings", seen, f"training without {named}", max(0.0, idle - step.copied)) if named else None
-
-
-def _waiting(step: Diagnosis) -> tuple[float, float]:
-    """Return how much of the step would go if the host waited for nothing, and how much the GPU is idle.
-
-    A host that did not wait would be ahead by as much: a step takes what the device or the host needs, whichever is
-    longer.
-    """
-    idle = step.idle_share
-    if idle is None or step.slowed_by or captures_graph(step.trial.spec.techniques):
-        return 0.0, 0.0
-    return min(idle, step.waits or 0.0), idle
-
-
-def _input(step: Diagnosis) -> Cause | None:
-    share = step.input_share
-    if share < _LEAST_IDLE:
-        return None
-    evidence = f"the step waits {format_share(share)} of the time for its next batch"
-    if step.profile is not None and (step.profile.loader_kernels or 0.0) >= _ONE_BY_ONE:
-        evidence += f": its loader launches {step.profile.loader_kernels:,.0f} kernels or copies"
-        advice = "whole batches by index on the GPU, as data[indices]: loader workers do not help with that"
-        return Cause("input", evidence, advice, share)
-    advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
-    return Cause("input", evidence, advice, share, step.technique("input"))
-
-
-def _host_copies(step: Diagnosis) -> Cause | None:
-    """Return what copies between host and device take while no kernel runs."""
-    copies = {} if step.profile is None else step.profile.host_copy_seconds
-    if step.profile is None or not copies or step.on_cpu:
-        return None
-    most, share = max(copies, key=copies.__getitem__), step.copied
-    shapes = [each.shapes[0] for each in step.profile.kernels if each.name.startswith("Memcpy") and each.shapes]
-    largest = f", most of it {'×'.join(map(str, shapes[0]))}" if shapes else ""
-    if most.startswith("DtoH"):
-        if step.idle_parts[1]:
-            return None  # `host-work` tells of them
-        seen = f"{format_share(share)} of the step copies to the host while no kernel runs{largest}"
-        return Cause("host-copies", seen, "results that stay on the GPU until the end of an epoch", share)
-    is_pageable = not most.endswith("Pinned")
-    memory = "pageable" if is_pageable else "pinned"
-    seen = f"{format_share(share)} of the step copies from {memory} memory of the host while no kernel runs{largest}"
-    pinned = "pinned memory and non_blocking=True" if is_pageable else "a copy of the next batch on its own stream"
-    return Cause("host-copies", seen, f"{pinned}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
-
-
-def _gradient_sync(step: Diagnosis) -> Cause | None:
-    passes = 0.0 if step.communication is None else step.communication.reduced_passes
-    if passes < _SEVERAL_PASSES:
-        return None
-    seen = f"each update reduces its gradients after {passes:.0f} backward passes, and needs it after the last alone"
-    advice = "no_sync() around all passes but the last (FSDP2: set_requires_gradient_sync, which takes memory)"
-    return Cause("gradient-sync", seen, advice, _exchanged(step) * (1 - 1 / passes))
-
-
-def _exchanged(step: Diagnosis) -> float:
-    """Return the share of the step that the first rank communicates, without what it waits for a slower one."""
-    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0))
-
-
-def _rank_imbalance(step: Diagnosis) -> Cause | None:
-    """Return for which rank the others wait: the one whose collectives end soonest after it begins them."""
-    waits = step.rank_waits
-    if not waits:
-        return None
-    seen = f"ranks wait for rank {waits.index(min(waits))}, at most {format_share(max(waits))} of the step"
-    advice = "as much work for each rank, as by batches of like sizes"
-    return Cause("rank-imbalance", seen, advice, statistics.fmean(waits))  # with equal work all take the mean
-
-
-def _communication(step: Diagnosis) -> Cause | None:
-    """Return what ranks exchange while nothing else runs, if they wait for none and reduce gradients once an update."""
-    found = step.communication
-    if found is None:
-        return None
-    share = _exchanged(step) / max(1.0, found.reduced_passes)
-    hidden = 1 - found.exposed_seconds / found.seconds if found.seconds else 0.0
-    parts = [
-        f"{each.launches:,.0f} {each.kind}{'s' if each.launches >= 2 else ''}"
-        + (f" of {format_bytes(each.num_bytes / each.launches)}" if each.num_bytes else "")
-        + (f" in {each.format.replace('fp32', 'float32')}" if each.format else "")
-        for each in found.collectives[:2]
-    ]
-    seen = (
-        f"{format_share(step.exposed)} of the step is communication that no other work hides: {' and '.join(parts)}"
-        f" ({format_share(hidden)} of their time is hidden)"
-    )
-    advice = []
-    for each in found.collectives[:1]:
-        if each.kind == "all-reduce" and found.late_share >= _MOSTLY:
-            advice.append("DistributedDataParallel, which reduces while backward runs")
-        if 0 < each.num_bytes < each.launches * _SMALL_BUCKET and each.launches >= _MANY_BUCKETS:
-            advice.append("larger buckets, as bucket_cap_mb sets them")
-        if each.format == "fp32" and step.precision.is_16_bit:
-            advice.append("half of the bytes, by bf16_compress_hook of DDP or MixedPrecisionPolicy of FSDP")
-    advice.append("fewer updates: a larger batch, or several passes under no_sync()")
-    return Cause("communication", seen, ", or ".join(advice[:2]) + ": a step with it tells", share)
-
-
-def _recompilation(step: Diagnosis) -> Cause | None:
-    ranks = [trial.ranks[0] for trial in step.row.trials if trial.ranks and trial.ranks[0].compiled_steps]
-    if not ranks:
-        return None
-    most = max(ranks, key=lambda rank: rank.compiled_share)
-    timed = sum(block.num_steps for block in most.blocks)
-    evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
-    return Cause("recompilation", evidence, "few sizes of batches, or mark_dynamic", most.compiled_share)
-
-
-def _padding(step: Diagnosis) -> Cause | None:
-    share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
-    evidence = (
-        f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
-    )
-    return Cause("padding", evidence, "batches of similar lengths, or packed sequences", share) if share else None
-
-
-def _casts(step: Diagnosis) -> Cause | None:
-    share = step.share_of("cast")
-    technique = step.technique("casts")
-    advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
-    seen = f"{format_share(share)} of the step casts between float32 and 16 bits"
-    if _NO_CACHE in step.settings:
-        seen, technique = f"{seen}, with {_NO_CACHE}", ""
-        advice = "autocast's cache of cast weights, which is its default"
-    return Cause("casts", seen, advice, share, technique) if share >= _LEAST else None
-
-
-def _indexing(step: Diagnosis) -> Cause | None:
-    """Return what gathers and scatters take beyond the time of their bytes."""
-    share = step.share_of("indexing")
-    if step.profile is None or share < _LEAST or step.on_cpu:
-        return None
-    kernels = [each for each in step.profile.kernels if each.kind == "indexing" and each.operator]
-    moved = sum(2 * each.launches * 4 * _num_indexed(each.shapes) for each in kernels)
-    least = 0.0 if step.gpu is None else step.scale * moved / step.gpu.bandwidth_bytes_per_second
-    names = list(dict.fromkeys(each.operator.removeprefix("aten::") for each in kernels))[:_MOST_MODULES]
-    seen = f"{format_share(share)} of the step reads or writes rows by index" + (
-        f": {', '.join(names)}" if names else ""
-    )
-    advice = "timing it with sorted indices, wider rows or a sparse product: torch.compile does not fuse it"
-    return Cause("indexing", seen, advice, max(0.0, share - least))
-
-
-def _num_indexed(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return at least how many values an operator reads or writes by index, by the shapes of its tensors."""
-    if not shapes:
-        return 0
-    row, least = shapes[0][-1] if len(shapes[0]) > 1 else 1, min(shapes[1:] or shapes, key=math.prod)
-    return math.prod(least) * (1 if len(least) > 1 and least[-1] == row else row)
-
-
-def _optimizer(step: Diagnosis) -> Cause | None:
-    share = step.share_of(*UPDATE)
-    if share < _LEAST_UPDATE:
-        return None
-    scales = " and loss scaling" if step.share_of("loss_scaling") else ""
-    seen = f"{format_share(share)} of the step is the optimizer{scales}"
-    kernels = step.profile.kernels if step.profile is not None else ()
-    is_fused = any(each.operator.startswith("aten::_fused_") for each in kernels if each.kind == "optimizer")
-    technique = step.technique("optimizer")
-    if technique and not is_fused:
-        least = 0.0
-        if step.flops is not None and step.gpu is not None:
-            least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
-        return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
-    return Cause("optimizer", seen, "a larger batch: twice the samples for each update", share / 2)
-
-
-def _memory(step: Diagnosis) -> Cause | None:
-    share = step.share_of(*_FUSED) - step.scores - step.narrow[0]
-    bandwidth = 1.0 if step.counters is None or step.counters.dram_share is None else step.counters.dram_share
-    if share < _LEAST_MEMORY or step.on_cpu or bandwidth < _LEAST_BANDWIDTH * share:
-        return None
-    technique = step.technique("memory")
-    if not technique and step.precision.is_16_bit:
-        return None  # it is what takes the time, and there is nothing to try
-    # What batch norm gains by another layout is a saving of `layout`.
-    saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
-    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in _FUSED]
-    seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
-    advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
-    return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
-
-
-def _small_kernels(step: Diagnosis) -> Cause | None:
-    if step.busy is None or step.counters is None or step.counters.sm_share is None:
-        return None
-    # No multiprocessor works for a copy from the host, and few for collectives.
-    busy = step.busy - step.copied - step.exposed
-    if busy <= _LEAST or step.narrow[0]:
-        return None
-    filled = min(1.0, step.counters.sm_share / busy)
-    if filled >= _FILLED:
-        return None
-    evidence = f"while a kernel runs, {format_share(filled)} of the GPU's multiprocessors work"
-    is_long = step.profile is not None and step.profile.busy_seconds >= _LAUNCH_SECONDS * step.profile.num_kernels
-    advice = "timing its longest kernels (--kernels) with other shapes" if is_long else "a larger batch"
-    return Cause("small-kernels", evidence, advice, busy * (1 - filled))
-
-
-def _power(step: Diagnosis) -> Cause | None:
-    limit = power_limit_of(step.row.trials)
-    if limit is None:
-        return None
-    evidence = (
-        f"the power limit held the clock at {limit.clock_hertz / 1e6:,.0f} of {limit.max_clock_hertz / 1e6:,.0f} MHz "
-        f"({limit.watts:.0f} W)"
-    )
-    lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
-    return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
-
-
-_RULES: tuple[Callable[[Diagnosis], Cause | None], ...] = (
-    _no_hardware,
-    _baseline_has_tf32,
-    _in_float64,
-    _in_float32,
-    _without_tensor_cores,
-    _grouped_convolutions,
-    _one_slow_kernel,
-    _slower_kernels,
-    _library_fault,
-    _misaligned_products,
-    _attention,
-    _recomputation,
-    _layout,
-    _synchronisation,
-    _settings,
-    _launches,
-    _host_work,
-    _input,
-    _host_copies,
-    _gradient_sync,
-    _rank_imbalance,
-    _communication,
-    _recompilation,
-    _padding,
-    _casts,
-    _indexing,
-    _optimizer,
-    _memory,
-    _small_kernels,
-    _power,
-)
-
-
-def _is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
-    """Return whether a product's rows are no multiple of 16 bytes, by its name (CUTLASS), or of few channels."""
-    aligned = re.search(r"align(\d+)", kernel.name)
-    if aligned is not None and int(aligned[1]) * item_bytes < VECTOR_BYTES:
-        return True
-    images, weight = _convolved(kernel)
-    if images:
-        return 1 < weight[1] < _FEW_CHANNELS <= weight[0] and not _is_grouped(kernel)
-    if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
-        return False
-    step = VECTOR_BYTES // item_bytes
-    return any(factor[-1] % step for factor in _matrices(kernel))
-
-
-def _is_grouped(kernel: KernelTime) -> bool:
-    """Return whether a kernel is of a grouped or depthwise convolution, by its shapes."""
-    images, weight = _convolved(kernel)
-    return bool(images) and "transpose" not in kernel.operator and images[1] != weight[1]
-
-
-def _convolved(kernel: KernelTime) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of a convolution's images and weight; both empty if the kernel is of none."""
-    shapes = kernel.shapes[1:] if "backward" in kernel.operator else kernel.shapes
-    is_known = "conv" in kernel.operator and len(shapes) > 1 and all(len(shape) > 2 for shape in shapes[:2])
-    return (shapes[0], shapes[1]) if is_known else ((), ())
-
-
-def _matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
-    return [shape for shape in kernel.shapes if len(shape) >= 2][-2:]
-
-
 def _flops_of_kernel(kernel: KernelTime) -> float | None:
     """Return the FLOPs of one launch; of a convolution as many as it had with stride 1; None if they are not known."""
-    factors = _matrices(kernel)
-    images, weight = _convolved(kernel)
+    factors = matrices(kernel)
+    images, weight = convolved(kernel)
     if images:
         return 2.0 * math.prod((images[0], *images[2:], *weight))
     if "mm" not in kernel.operator or len(factors) != 2 or factors[0][-1] != factors[1][-2]:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from castwise.analysis.causes import CLASS_WORDS, MEMORY, UPDATE, Diagnosis, LeftOut, try_line
+from castwise.analysis.causes import CLASS_WORDS, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import has_gradients, lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
+from castwise.analysis.step_evidence import MEMORY, UPDATE
 from castwise.registry.kernel_classes import PRODUCTS, short_name
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.causes import diagnose, power_limit_of
+from castwise.analysis.causes import diagnose
 from castwise.analysis.decide import one_process_shows
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import rows_of_steps
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
+from castwise.analysis.step_evidence import power_limit_of
 from castwise.records.schema import Trial
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.techniques import Technique

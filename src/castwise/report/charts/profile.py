@@ -1,6 +1,6 @@
 """What the time of a profiled step goes to."""
 
-from castwise.analysis.causes import UPDATE
+from castwise.analysis.step_evidence import UPDATE
 from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
 from castwise.report.charts.throughput import pick

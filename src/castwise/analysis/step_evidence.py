@@ -1,0 +1,376 @@
+"""What a step spends its time on, as records show it: the evidence for the causes in `analysis/causes.py`."""
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from castwise.analysis import steady_metrics
+from castwise.analysis.ceiling import least_bytes
+from castwise.analysis.code_snippets import precision_of
+from castwise.analysis.model_flops import flops_of
+from castwise.analysis.result_table import Row
+from castwise.analysis.steady_metrics import sustained_slowdown
+from castwise.analysis.training_metrics import data_share
+from castwise.errors import UsageError
+from castwise.records.schema import Communication, KernelTime, Trial
+from castwise.registry.gpus import find_gpu_model
+from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
+from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import TECHNIQUES, captures_graph
+from castwise.spec.quantities import format_share
+from castwise.spec.typed import TypedLine
+from castwise.spec.types import CauseName
+
+# Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
+FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
+MEMORY: tuple[KernelClass, ...] = (*FUSED, "host_copy", "indexing", "cast", "layout_conversion")
+UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
+WRITES_SCORES = ("written", "math")
+_READ = "aten::_local_scalar_dense"
+_WAITS = {_READ: "`.item()`", "": "a synchronize()"}
+_LEAST_WAITS = 0.9  # a step
+# That a launch takes of the host at most. Source: chosen here; in castwise's records it is 34 µs of idle time at most.
+LAUNCH_SECONDS = 50e-6
+# Of these settings it is not known what they cost. Others keep the GPU waiting, but for that of autocast's cache.
+UNPRICED = {"torch.use_deterministic_algorithms(True)", "torch.backends.cudnn.enabled = False", "torch.profiler"}
+NO_CACHE = "autocast(cache_enabled=False)"
+_OWN_WAITS = 2  # of the profile itself, at its end
+# Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
+LEAST = 0.05  # that a cause takes, and that a precision must differ by
+LEAST_IDLE = 0.1  # below it, the gaps between kernels are those of any loop
+MOSTLY = 0.5
+LEAST_MEMORY = 0.3
+_MULTIPLIES = re.compile(r"conv|mm\b|_mm|linear|attention|rnn")  # operators whose kernels do more than move data
+# Of the bandwidth, what one operator that moves data reaches, by its shapes: what else it reads is not known.
+_LEAST_RATE = 0.02
+# A GPU is at its power limit if this share of its blocks was, and its clock is below this share of its highest.
+_AT_ITS_CLOCK = 0.98
+_FEW_CHANNELS = 8
+ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}  # others have 4
+
+
+@dataclass(frozen=True)
+class PowerLimit:
+    """How the GPU's power limit set a loop's pace."""
+
+    clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
+    max_clock_hertz: float
+    watts: float
+    slowdown: float | None = None  # how much longer steps took in sustained training, as a share
+
+
+def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
+    """Return how the power limit held a loop's clock down most of the time; None if not, or not known."""
+    max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
+    readings = [reading for trial in trials for reading in trial.readings]
+    known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
+    watts = [power for reading in readings if (power := reading.gpu_power_watts) is not None]
+    if max_clock is None or not known or not watts:
+        return None
+    capped = statistics.fmean(reading.is_at_power_limit for reading in known)
+    clock = statistics.fmean(reading.sm_clock_hertz or 0.0 for reading in known)
+    if capped < MOSTLY or clock > _AT_ITS_CLOCK * max_clock:
+        return None
+    slowdown = max(filter(None, map(sustained_slowdown, trials)), default=None)
+    return PowerLimit(clock, max_clock, statistics.fmean(watts), slowdown)
+
+
+class StepEvidence:
+    """What a configuration spends its step on, as its records show it. Shares are of its step's time."""
+
+    def __init__(self, row: Row, others: Mapping[str, Row], typed: TypedLine | None = None) -> None:
+        """Gather the evidence; `others` are configurations of the same group, by precision."""
+        self.row, self.others, self.typed = row, others, typed
+        # The process that was profiled, or else the first.
+        profiled = (trial for trial in row.trials if trial.profile is not None and trial.profile.num_steps)
+        self.trial = next(profiled, row.trials[0])
+        profile = self.trial.profile
+        self.profile = profile if profile is not None and profile.class_seconds else None
+        numerics = (trial.profile.numerics for trial in reversed(row.trials) if trial.profile is not None)
+        self.numerics = next((known for known in numerics if known is not None), None)  # the latest
+        self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
+        self.flops = flops_of(row.trials)
+        self.gpu = find_gpu_model(self.trial.environment.gpu or "")
+        self.precision = precision_of(self.trial)
+        self.on_cpu = self.trial.spec.device_type == "cpu"
+        self.settings = {*self.profile.settings} if self.profile is not None and not self.on_cpu else set[str]()
+        self.slowed_by = " and ".join(sorted(self.settings - UNPRICED - {NO_CACHE}))  # that keep the GPU waiting
+
+    @cached_property
+    def seconds(self) -> float:
+        """Return the timed step; on a CPU the profiled one, whose operators take longer."""
+        profile = self.profile
+        step = self.row.step_seconds or 0.0
+        return max(profile.busy_seconds, profile.seconds) if profile is not None and self.on_cpu else step
+
+    @cached_property
+    def busy(self) -> float | None:
+        """Return the share of the step in which a kernel runs."""
+        return None if self.profile is None else min(1.0, self.profile.busy_seconds / self.seconds)
+
+    @cached_property
+    def idle_share(self) -> float | None:
+        """Return the share in which no kernel runs; None without a profile, and on a CPU."""
+        return None if self.busy is None or self.on_cpu else 1 - self.busy
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Return each class's share; kernels that overlap count by their part of the busy time."""
+        if self.profile is None or self.busy is None:
+            return {}
+        seconds = self.profile.class_seconds
+        return {name: self.scale * seconds[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+
+    @cached_property
+    def scale(self) -> float:
+        """Return the share of the step that a second of a kernel stands for."""
+        if self.profile is None or self.busy is None:
+            return 0.0
+        return self.busy / max(sum(self.profile.class_seconds.values()), self.profile.busy_seconds)
+
+    def share_of(self, *classes: str) -> float:
+        """Return the share of some classes of kernels."""
+        return sum(self.shares.get(name, 0.0) for name in classes)
+
+    @property
+    def bound(self) -> str:
+        """Return in words what takes most of the step."""
+        parts = {
+            "products": self.share_of(*PRODUCTS),
+            "work that is bound by memory": self.share_of(*MEMORY),
+            "the optimizer and loss scaling": self.share_of(*UPDATE),
+            "communication": self.share_of("communication"),
+            "waiting: no kernel runs": self.idle_share or 0.0,
+        }
+        most = max(parts, key=parts.__getitem__)
+        if not parts[most]:
+            return "what takes its time is not known"
+        return f"{format_share(parts[most])} of the step is {most}"
+
+    @cached_property
+    def waits(self) -> float | None:
+        """Return the share of the step in which the host waited for the device."""
+        wait = None if self.profile is None else self.profile.wait_seconds
+        return None if wait is None else min(1.0, wait / self.seconds)
+
+    @property
+    def reads(self) -> str:
+        """Return for what of the device the host waits each step, and how often; empty if it is not known."""
+        profile = self.profile
+        if profile is None or not profile.waits:
+            return ""
+        found = profile.waits | {"aten::copy_": 0.0}  # which `host-copies` is about
+        found[""] = found.get("", 0.0) - _OWN_WAITS / profile.num_steps
+        if self.share_of("loss_scaling"):
+            found[_READ] = found.get(_READ, 0.0) - 1
+        often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS}
+        named = (
+            f"{_WAITS.get(name, name.removeprefix('aten::'))} {f'{times} times' if times > 1 else 'once'}"
+            for name, times in sorted(often.items(), key=lambda each: -each[1])
+        )
+        return " and ".join([*named][:2])
+
+    @property
+    def input_share(self) -> float:
+        """Return the share of the step in which the host waited for a batch; 0 if there is no loader."""
+        found = (steady_metrics.data_share([trial]) or data_share(trial) or 0.0 for trial in self.row.trials)
+        return statistics.median(found)
+
+    @cached_property
+    def formats(self) -> Mapping[str, float]:
+        """Return how much of the products each format of factors has, the most first; empty if that is not known.
+
+        It is a share of the FLOPs; if none were counted, as of scripts, of the time of a GPU's known kernels.
+        """
+        if self.flops is not None and self.flops.total:
+            return self.flops.by_format
+        seconds: dict[str, float] = {}
+        for kernel in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
+            # A product without Tensor Cores is float32's unless its name says another format.
+            found = kernel.format or format_of(kernel.name) or ("fp32" if kernel.kind == "plain_product" else "")
+            if kernel.kind in PRODUCTS and found:
+                seconds[found] = seconds.get(found, 0.0) + kernel.seconds
+        return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
+
+    @cached_property
+    def plain_seconds(self) -> dict[str, dict[str, float]]:
+        """Return the seconds of products without Tensor Cores, and of float64's, by format and module."""
+        if self.profile is None or self.on_cpu:
+            return {}
+        if not self.profile.products:  # an older record: most products tell
+            seconds = self.profile.class_seconds.get("plain_product", 0.0)
+            return {"fp32" if self.computes_in_float32 else "": {"": seconds}}
+        found: dict[str, dict[str, float]] = {}
+        for each in self.profile.products:
+            if each.kind == "plain_product" or each.format == "fp64":
+                modules = found.setdefault(each.format, {})
+                modules[each.module] = modules.get(each.module, 0.0) + each.seconds
+        return found
+
+    @property
+    def communication(self) -> Communication | None:
+        """Return what ranks exchange; None if nothing, or if that is not known."""
+        return None if self.profile is None else self.profile.communication
+
+    @cached_property
+    def exposed(self) -> float:
+        """Return the share of the step in which the first rank communicates and does nothing else; waiting, too."""
+        return 0.0 if self.communication is None else min(1.0, self.communication.exposed_seconds / self.seconds)
+
+    @cached_property
+    def rank_waits(self) -> Sequence[float]:
+        """Return the share of the step that each rank waits for the slowest; empty if that is not known."""
+        seconds = () if self.communication is None or self.on_cpu else self.communication.rank_seconds
+        return [(each - min(seconds)) / self.seconds for each in seconds]
+
+    @property
+    def item_bytes(self) -> int:
+        """Return the bytes of a factor of most products."""
+        return ITEM_BYTES.get(next(iter(self.formats), ""), 4)
+
+    @property
+    def computes_in_float32(self) -> bool:
+        """Return whether most products are IEEE float32's; by the precision if their formats are not known."""
+        if not self.formats:
+            return not self.precision.is_16_bit and self.precision.float32_matmul == "ieee"
+        return self.formats.get("fp32", 0) >= MOSTLY * sum(self.formats.values())
+
+    @property
+    def memory_roof(self) -> float:
+        """Return the least share of the step that its memory traffic takes; 0 if that is not known."""
+        if self.flops is None or self.gpu is None:
+            return 0.0
+        return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
+
+    @property
+    def scores(self) -> float:
+        """Return the share of the step in which attention's scores go through memory between its products."""
+        found = self.profile.attention if self.profile is not None else ()
+        return self.scale * sum(each.seconds - each.product_seconds for each in found if each.backend in WRITES_SCORES)
+
+    @property
+    def copied(self) -> float:
+        """Return the share of the step that copies between host and device take while no kernel runs."""
+        seconds = self.profile.host_copy_seconds.values() if self.profile is not None else ()
+        return min(1.0, sum(seconds) / self.seconds)
+
+    @cached_property
+    def narrow(self) -> tuple[float, str]:
+        """Return the share of an operator with long kernels that hardly move data, and a sentence; zero without one."""
+        bandwidth = 0.0 if self.gpu is None else self.gpu.bandwidth_bytes_per_second
+        kernels = self.profile.kernels if self.profile is not None else ()
+        long = [each for each in kernels if each.shapes and each.seconds >= LAUNCH_SECONDS * each.launches]
+        long = [each for each in long if each.kind in FUSED and not _MULTIPLIES.search(each.operator)]
+        for operator in dict.fromkeys(each.operator for each in long):
+            own = [each for each in long if each.operator == operator]
+            seconds, moved = sum(each.seconds for each in own), 0.0
+            for each in own:
+                largest = map(max, zip_longest(*map(reversed, each.shapes), fillvalue=1))  # which an output may have
+                moved += 4 * each.launches * (sum(map(math.prod, each.shapes)) + math.prod(largest))
+            if self.scale * seconds >= LEAST_MEMORY and moved < _LEAST_RATE * bandwidth * seconds:
+                seen = f"{operator} of {'×'.join(f'{size:,}' for size in own[0].shapes[0])} takes"
+                seen += f" {format_share(self.scale * seconds)} of the step, with less than"
+                return self.scale * seconds, f"{seen} {format_share(_LEAST_RATE)} of the memory's bandwidth"
+        return 0.0, ""
+
+    @property
+    def waiting(self) -> tuple[float, float]:
+        """Return how much of the step would go if the host waited for nothing, and how much the GPU is idle.
+
+        A host that did not wait would be ahead by as much: a step takes what the device or the host needs, whichever is
+        longer.
+        """
+        idle = self.idle_share
+        if idle is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
+            return 0.0, 0.0
+        return min(idle, self.waits or 0.0), idle
+
+    @cached_property
+    def idle_parts(self) -> tuple[float, float]:
+        """Return for how much of the step the GPU idles due to launches, and due to other work of the host."""
+        if self.profile is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
+            return 0.0, 0.0
+        # While it copies or waits, the host launches nothing.
+        loads = self.input_share if self.trial.spec.is_script else 0.0
+        idle = max(0.0, (self.idle_share or 0.0) - max(self.waiting[0], self.copied, loads))
+        known = min(idle, sum((self.profile.host_seconds or {}).values()) / self.seconds)
+        launches = min(idle - known, LAUNCH_SECONDS * self.profile.num_kernels / self.seconds)
+        return (launches, idle - launches) if idle - launches >= LEAST_IDLE else (idle, 0.0)
+
+    @cached_property
+    def slow_norm(self) -> float:
+        """Return the share of batch norm that channels-last would make faster; 0 if there is nothing to convert."""
+        kernels = self.profile.kernels if self.profile is not None else ()
+        norms = [kernel.name for kernel in kernels if kernel.kind == "normalisation"]
+        in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
+        converts = self.share_of("layout_conversion") >= LEAST and not self.on_cpu
+        if in_nchw and converts and self.precision.is_16_bit and self.technique("layout"):
+            return self.share_of("normalisation")
+        return 0.0
+
+    @cached_property
+    def misaligned(self) -> list[KernelTime]:
+        """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
+        kernels = self.profile.kernels if self.profile is not None else ()
+        if self.computes_in_float32:
+            return []
+        return [kernel for kernel in kernels if kernel.kind in PRODUCTS and is_misaligned(kernel, self.item_bytes)]
+
+    def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
+        """Return the first technique against a cause that this loop can have, and has not.
+
+        If `convolutions` is given, it is one that changes convolutions, or else one that does not.
+        """
+        spec, layers = self.trial.spec, self.trial.layers
+        for row in TECHNIQUES:
+            if cause not in row.cures or row.name in spec.techniques:
+                continue
+            if convolutions not in (None, row.layer == "convolution"):
+                continue
+            if row.tried_after not in ("", *spec.techniques):
+                continue
+            if not row.finds_layer(layers):
+                continue
+            tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
+            try:
+                reason = why_unsupported(tried, self.trial.environment.capability)
+            except UsageError:
+                return ""  # another castwise's record names what this one does not know
+            if reason is None:
+                return row.name
+        return ""
+
+
+def is_misaligned(kernel: KernelTime, item_bytes: int) -> bool:
+    """Return whether a product's rows are no multiple of 16 bytes, by its name (CUTLASS), or of few channels."""
+    aligned = re.search(r"align(\d+)", kernel.name)
+    if aligned is not None and int(aligned[1]) * item_bytes < VECTOR_BYTES:
+        return True
+    images, weight = convolved(kernel)
+    if images:
+        return 1 < weight[1] < _FEW_CHANNELS <= weight[0] and not is_grouped(kernel)
+    if kernel.kind != "tensor_core_product" or "mm" not in kernel.operator or kernel.name.startswith("nvjet"):
+        return False
+    step = VECTOR_BYTES // item_bytes
+    return any(factor[-1] % step for factor in matrices(kernel))
+
+
+def is_grouped(kernel: KernelTime) -> bool:
+    """Return whether a kernel is of a grouped or depthwise convolution, by its shapes."""
+    images, weight = convolved(kernel)
+    return bool(images) and "transpose" not in kernel.operator and images[1] != weight[1]
+
+
+def convolved(kernel: KernelTime) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of a convolution's images and weight; both empty if the kernel is of none."""
+    shapes = kernel.shapes[1:] if "backward" in kernel.operator else kernel.shapes
+    is_known = "conv" in kernel.operator and len(shapes) > 1 and all(len(shape) > 2 for shape in shapes[:2])
+    return (shapes[0], shapes[1]) if is_known else ((), ())
+
+
+def matrices(kernel: KernelTime) -> list[tuple[int, ...]]:
+    return [shape for shape in kernel.shapes if len(shape) >= 2][-2:]
