@@ -596,6 +596,24 @@ def test_an_optimizer_that_is_fused_is_not_to_be_fused() -> None:
     assert (cause.technique, cause.share) == ("", pytest.approx(0.15))
 
 
+@pytest.mark.parametrize(
+    ("written", "technique", "advice"),
+    [
+        ("AdamW(lr=0.1)", "fused-optimizer", "a fused optimizer"),
+        ("AdamW(lr=0.1, fused=True)", "", "a larger batch: twice the samples for each update"),
+        ("Adam()", "", "timing one of torch.optim, fused"),  # Keras'
+        ("AdamW8bit(lr=0.1)", "", "timing one of torch.optim, fused"),
+    ],
+)
+def test_a_script_s_optimizer_is_to_be_fused_if_torch_can(written: str, technique: str, advice: str) -> None:
+    script = script_with()
+    profile = step(classes={"optimizer": 30, TENSOR: 70}).profile
+    facts = fake_facts(optimizer=written)
+    (cause,) = last(script.model_copy(update={"profile": profile, "facts": facts})).causes
+    assert (cause.name, cause.technique) == ("optimizer", technique)
+    assert cause.advice.endswith(advice)
+
+
 def test_misaligned_widths_are_named_with_what_to_pad_them_to() -> None:
     (cause,) = last(odd(0.15)).causes
     assert cause.evidence.endswith("all of misaligned rows: 8192×2045 and 2045×2045, at 15 % of the peak")

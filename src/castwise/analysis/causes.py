@@ -652,14 +652,19 @@ def _optimizer(step: StepEvidence) -> Cause | None:
     scales = " and loss scaling" if step.share_of("loss_scaling") else ""
     seen = f"{format_share(share)} of the step is the optimizer{scales}"
     kernels = step.profile.kernels if step.profile is not None else ()
+    written = "" if step.trial.facts is None else step.trial.facts.optimizer
     is_fused = any(each.operator.startswith("aten::_fused_") for each in kernels if each.kind == "optimizer")
-    technique = step.technique("optimizer")
+    is_torchs = not step.trial.spec.is_script or re.match(r"(Adam|AdamW|SGD|Adagrad)\(lr=", written) is not None
+    technique = step.technique("optimizer") if is_torchs and "fused=True" not in written else ""
     if technique and not is_fused:
         least = 0.0
         if step.flops is not None and step.gpu is not None:
             least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
         return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
-    return Cause("optimizer", seen, "a larger batch: twice the samples for each update", share / 2)
+    larger = "a larger batch: twice the samples for each update"
+    return Cause(
+        "optimizer", seen, larger if is_torchs else f"{larger}; or timing one of torch.optim, fused", share / 2
+    )
 
 
 def _memory(step: StepEvidence) -> Cause | None:
