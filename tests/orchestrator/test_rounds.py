@@ -439,6 +439,15 @@ def test_an_emulated_precision_that_is_slower_needs_one_look(
     assert (len(step_times(of(compared, "fp16-mixed")[0])) == 1) == is_short
 
 
+def test_with_a_budget_an_emulated_precision_waits_until_the_others_are_known() -> None:
+    made = Noisy(environment=fake_environment(None, cpu_features=("avx512_bf16", "avx512_fp16")))
+    made.gain = lambda spec: 0.1 if spec.precision == "fp16-mixed" else 0.6 if spec.precision == "bf16-mixed" else 1
+    compared = compare(made, on("cpu"), one_look=True, budget_seconds=1e6)
+    order = [trial.spec.precision for trial in compared.trials]
+    assert order.index("fp16-mixed") > order.index("bf16-mixed") + 3
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [3, 1]
+
+
 @pytest.mark.parametrize(
     ("gain", "rule", "num_processes"),
     [

@@ -233,13 +233,17 @@ class Rounds:
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
         in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
         Whatever was never measured has a process before any other has a second. After that, emulated precisions, which
-        are slow and hardly ever taken, wait until the others are known.
+        are slow and hardly ever taken, wait until the others are known. With a budget their first process waits, too: a
+        step of theirs may take as long as all others.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         others = [spec for spec in wide if not self._is_baseline(spec)]
+        of_hardware = [spec for spec in others if not self._emulation_rank(spec)]
         never = [spec for spec in others if not self._num_trials(spec) and spec.configuration not in self._given_up]
-        wide = never or [spec for spec in others if not self._emulation_rank(spec)] or wide
+        if self._rule.budget_seconds is not None:
+            never = [spec for spec in never if spec in of_hardware] or ([] if of_hardware else never)
+        wide = never or of_hardware or wide
         baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
         return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
 
