@@ -238,14 +238,16 @@ class Rounds:
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
-        others = [spec for spec in wide if not self._is_baseline(spec)]
-        of_hardware = [spec for spec in others if not self._emulation_rank(spec)]
-        never = [spec for spec in others if not self._num_trials(spec) and spec.configuration not in self._given_up]
-        if self._rule.budget_seconds is not None:
-            never = [spec for spec in never if spec in of_hardware] or ([] if of_hardware else never)
-        wide = never or of_hardware or wide
+        wide = self._first_of([spec for spec in wide if not self._is_baseline(spec)]) or wide
         baseline = [spec for spec in well if self._is_baseline(spec)] if wide else []
         return [*baseline, *sorted((spec for spec in wide if spec not in baseline), key=self._num_trials)]
+
+    def _first_of(self, others: Sequence[TrialSpec]) -> list[TrialSpec]:
+        """Return what `_unfinished` measures first of these; empty if all are emulated and were tried."""
+        of_hardware = [spec for spec in others if not self._emulation_rank(spec)]
+        waits = of_hardware and self._rule.budget_seconds is not None
+        never = [spec for spec in (of_hardware if waits else others) if not self._num_trials(spec)]
+        return [spec for spec in never if spec.configuration not in self._given_up] or of_hardware
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials = self._of(spec)
