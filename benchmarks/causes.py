@@ -34,9 +34,8 @@ from castwise.spec.types import CauseName
 MODELS = Path(__file__).with_name("cause_models.py")
 GPT2 = str(Path(__file__).with_name("gpt2.py"))
 SCRIPTS = sorted(Path(__file__).with_name("cause_scripts").glob("*.py"))
-FIRST_TRY = (
-    Path(__file__).with_name("cause_scripts") / "first_try.json"
-)  # the first cause that was named before any rule was mended
+# The first cause that was named before any rule was mended.
+FIRST_TRY = Path(__file__).with_name("cause_scripts") / "first_try.json"
 NONE = "none"
 _HARMLESS = {"memory", "power-limit"}  # what a well-made loop may have
 

@@ -27,7 +27,6 @@ from castwise.analysis.step_evidence import (
     LEAST_MEMORY,
     MEMORY,
     MOSTLY,
-    NO_CACHE,
     UNPRICED,
     UPDATE,
     WRITES_SCORES,
@@ -47,7 +46,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
-from castwise.spec.types import CauseName
+from castwise.spec.types import NO_CACHE, CauseName
 from castwise.spec.user_model import is_object
 
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}

@@ -23,7 +23,7 @@ from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph
 from castwise.spec.quantities import format_share
 from castwise.spec.typed import TypedLine
-from castwise.spec.types import CauseName
+from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, WITHOUT_CUDNN, CauseName
 
 # Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
 FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
@@ -36,8 +36,7 @@ _LEAST_WAITS = 0.9  # a step
 # That a launch takes of the host at most. Source: chosen here; in castwise's records it is 34 µs of idle time at most.
 LAUNCH_SECONDS = 50e-6
 # Of these settings it is not known what they cost. Others keep the GPU waiting, but for that of autocast's cache.
-UNPRICED = {"torch.use_deterministic_algorithms(True)", "torch.backends.cudnn.enabled = False", "torch.profiler"}
-NO_CACHE = "autocast(cache_enabled=False)"
+UNPRICED = {DETERMINISTIC, WITHOUT_CUDNN, PROFILER}
 _OWN_WAITS = 2  # of the profile itself, at its end
 # Shares of a step. Source: chosen here; docs/evidence/causes.md has the cases that they tell apart.
 LEAST = 0.05  # that a cause takes, and that a precision must differ by

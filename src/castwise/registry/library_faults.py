@@ -18,15 +18,25 @@ class LibraryFault(NamedTuple):
 _UNKNOWN = (99, 0)
 LIBRARY_FAULTS = (
     LibraryFault(
-        *((2, 9), (2, 10), r"^aten::(_?slow_conv(_dilated)?3d|convolution_backward)", r"vol2col|col2vol|gemm", False),
-        "convolutions in 3 dimensions run in PyTorch's own kernels in 16 bits",
-        "torch 2.10, or cuDNN 9.15 with torch 2.9.1",
-        *(0.75, "pytorch#166122"),  # where a step took four times as long
+        since=(2, 9),
+        before=(2, 10),
+        operator=r"^aten::(_?slow_conv(_dilated)?3d|convolution_backward)",
+        kernel=r"vol2col|col2vol|gemm",
+        autocasts_16_bit=False,
+        what="convolutions in 3 dimensions run in PyTorch's own kernels in 16 bits",
+        advice="torch 2.10, or cuDNN 9.15 with torch 2.9.1",
+        saved=0.75,  # a step took four times as long
+        source="pytorch#166122",
     ),
     LibraryFault(
-        *((2, 12), _UNKNOWN, r"^aten::(_fused_)?rms_norm", r"<float\b", True),
-        "autocast runs rms_norm in float32 though weights have 16 bits",
-        "these norms within autocast(enabled=False)",
-        *(0.5, "pytorch#188955"),  # twice the bytes
+        since=(2, 12),
+        before=_UNKNOWN,
+        operator=r"^aten::(_fused_)?rms_norm",
+        kernel=r"<float\b",
+        autocasts_16_bit=True,
+        what="autocast runs rms_norm in float32 though weights have 16 bits",
+        advice="these norms within autocast(enabled=False)",
+        saved=0.5,  # twice the bytes
+        source="pytorch#188955",
     ),
 )

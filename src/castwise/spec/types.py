@@ -53,4 +53,10 @@ CauseName = Literal[
     "power-limit",  # the clock is held down
 ]
 
+# Settings that are read with a profile, as records name them.
+DETERMINISTIC = "torch.use_deterministic_algorithms(True)"
+WITHOUT_CUDNN = "torch.backends.cudnn.enabled = False"
+NO_CACHE = "autocast(cache_enabled=False)"
+PROFILER = "torch.profiler"  # one of the script's own
+
 SYNTHETIC = "synthetic"  # the data set of random samples

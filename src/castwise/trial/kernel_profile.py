@@ -19,6 +19,7 @@ from castwise.records.schema import StepProfile
 from castwise.registry.kernel_classes import Classified, classify_kernel, classify_operator, classify_ptx
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
+from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, WITHOUT_CUDNN
 from castwise.trial.distributed import Peers
 from castwise.trial.trace_summary import (
     MODULE_RANGE,
@@ -79,7 +80,7 @@ def profile_step(
     hidden = hiding_operators(spec.techniques)
     missing = [f"modules are not told apart in a step with {hidden[0]}"] if hidden else []
     device, times, settings = torch.device(spec.device), dict[str, Any](), dict.fromkeys(_read_settings())
-    settings |= {"torch.profiler": None} if _profiler_enabled() else {}
+    settings |= {PROFILER: None} if _profiler_enabled() else {}
     on_cpu = device.type == "cpu"
     activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
     found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
@@ -123,9 +124,9 @@ def _read_settings() -> list[str]:
     """Return what is on of the settings that slow steps, and that are often left on by mistake."""
     found = {
         "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled(),
-        "torch.use_deterministic_algorithms(True)": torch.are_deterministic_algorithms_enabled(),
-        "torch.backends.cudnn.enabled = False": not torch.backends.cudnn.enabled,
-        "autocast(cache_enabled=False)": not torch.is_autocast_cache_enabled(),
+        DETERMINISTIC: torch.are_deterministic_algorithms_enabled(),
+        WITHOUT_CUDNN: not torch.backends.cudnn.enabled,
+        NO_CACHE: not torch.is_autocast_cache_enabled(),
     }
     variables = [each for each in _SLOW_VARIABLES if os.environ.get(each.partition("=")[0]) == each.partition("=")[2]]
     return [*variables, *(name for name, is_on in found.items() if is_on)]

@@ -38,13 +38,8 @@ _SAMPLE = 2**18  # values of an output or of its gradient; a share of 0.1 % is 2
 _NOISE = 1e-6
 _LONGEST_REASON = 200
 _ON_ONE_GPU = "that is done on one GPU only"
-_FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    MemoryError,
-)  # of a user's model without its precision
+# Of a user's model without its precision.
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, MemoryError)
 # Of a forward pass, so many calls of modules are compared, so many tensors of each, and so many values of each one:
 # at most 300 MB. Source: chosen here.
 _MOST_CALLS, _MOST_TENSORS, _FEW_VALUES = 2_000, 4, 2**12
@@ -197,7 +192,7 @@ class _Trail:
                 yield PrecisionFall(module=around[0], before=before, before_db=least, after_db=decibels, dtype=dtype)
             known = least if ratio is None else decibels
             if not is_end:
-                around[1].append(known)  # a fall is told once
+                around[1].append(known)  # so that no later call reports the same fall
                 under_way.append((name, [known]))
             elif under_way:
                 under_way[-1][1].append(known)

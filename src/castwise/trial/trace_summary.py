@@ -43,7 +43,6 @@ _OUTRANKING = ("plain_product", "attention", "cast")  # classes of operators tha
 _CONVERSIONS = ("aten::to", "aten::_to_copy")  # to another type, device or layout
 _HOST_COPY = re.compile(r"^Memcpy (HtoD|DtoH) \((?:Device -> )?(\w+)")
 _FUSED_ATTENTION = re.compile(r"^aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?$")
-_ENGINE = "autograd::engine::evaluate_function"
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LOW = ("c10::Half", "c10::BFloat16", "c10::Float8")
@@ -300,7 +299,7 @@ def _summarize_host(
     launching.update(call.id for call in calls)
     called = sorted((event.thread, event.start) for event, _, _ in nested if event.id in launching)
     for event, context, own in nested:
-        is_operator = "::" in event.name and not event.name.startswith(_ENGINE) and not context.is_loading
+        is_operator = "::" in event.name and not event.name.startswith(_BACKWARD_NODE) and not context.is_loading
         if own >= _LONG_OPERATOR and is_operator and event.thread in threads:
             first, after = (bisect_left(called, (event.thread, time)) for time in (event.start, event.end))
             if first == after:
@@ -374,7 +373,7 @@ def _mark_recomputed(found: Sequence[tuple[HostEvent, _Context, _Context | None,
     computes_gradients = set[int]()  # of the nodes' contexts
     for event, context, around, _ in found:
         context.node = context if event.forward_thread else around and around.node
-        if around is not None and around.node is not None and event.name.startswith(_ENGINE):
+        if around is not None and around.node is not None and event.name.startswith(_BACKWARD_NODE):
             computes_gradients.add(id(around.node))  # of what it has computed again, by a backward pass of its own
         if around is not None and context.node is around.node is not None and around.operator == around.node.operator:
             called.append((event, context, around.node))
