@@ -302,6 +302,12 @@ def grouped(share: float, *shapes: tuple[int, ...]) -> Any:
         ("communication", 0.1, "", [step(classes=REDUCED, profile=UNEQUAL)]),
         ("communication", 0.3, "", [step(classes=REDUCED, profile=exchanges(30))]),
         (
+            "communication",
+            0.3,
+            "",
+            [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.3 * STEP, 0.21 * STEP]))],
+        ),
+        (
             "small-kernels",
             0.6 * 2 / 3,
             "",
@@ -418,6 +424,8 @@ def test_a_cause_has_its_evidence(expected: str, share: float | None, technique:
         ("gradient-sync", [step(classes=REDUCED, profile=exchanges(4, reduced_passes=4))]),
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.03, 0.024]))]),
         ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30))]),
+        # Two measurements of equal ranks may differ by so much.
+        ("rank-imbalance", [step(classes=REDUCED, profile=exchanges(30, rank_seconds=[0.3 * STEP, 0.21 * STEP]))]),
         ("small-kernels", [step(classes={**REDUCED, TENSOR: 60}, profile=exchanges(30), sm_share=0.35)]),
         ("slower-kernel", [convolved("fp16-mixed", 48), convolved("bf16-mixed", 50)]),
         ("slower-kernel", [convolved("bf16-mixed", 30), convolved("tf32", 50)]),  # which is no reason for 16 bits
@@ -512,6 +520,13 @@ def test_scores_that_a_fused_kernel_keeps_are_no_work_for_compile() -> None:
     shares = {"reduction": 48.0, TENSOR: 52.0}
     assert names(last(step(classes=shares))) == ["memory"]
     assert names(last(step(classes=shares, profile={"attention": own.attention}))) == ["attention"]
+
+
+def test_a_read_costs_the_launch_of_its_copy_too() -> None:
+    """Of 120 ms without waits, in which 300 kernels are launched, 100 are copies that the script reads."""
+    waits = WAITS | {"waits": {"aten::_local_scalar_dense": 100.0}, "num_kernels": 300}
+    (cause, *_) = last(step(classes={TENSOR: 40}, profile=waits)).causes
+    assert (cause.name, cause.share) == ("synchronisation", pytest.approx(0.2 + 0.8 / 3))
 
 
 def test_reads_beside_launches_are_named_first() -> None:

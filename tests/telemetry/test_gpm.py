@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from castwise.telemetry import gpm
 from castwise.telemetry.gpm import METRICS, ON_MIG, TOO_OLD, GpmCounters
 from castwise.telemetry.gpu import CounterReading
 from castwise.telemetry.summary import mean_counters
@@ -79,6 +80,16 @@ def gpm_of(library: FakeGpm) -> GpmCounters:
 def read_once(counters: GpmCounters) -> CounterReading:
     counters.begin("handle")
     return counters.read("handle")
+
+
+@pytest.fixture(autouse=True)
+def takes_blocks_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpm, "_LEAST_SECONDS", 0.0)
+
+
+def test_samples_that_are_too_close_give_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpm, "_LEAST_SECONDS", 3600.0)
+    assert read_once(gpm_of(FakeGpm())) == CounterReading(missing="blocks shorter than 3600.0 s")
 
 
 def test_counters_are_shares_of_the_time_between_two_samples() -> None:
