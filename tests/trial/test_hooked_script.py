@@ -572,6 +572,8 @@ os.rename("old", "older")
 assert open("older/b.txt").read() == "kept" and not os.path.exists("old")
 os.mkdir("old")
 assert os.listdir("old") == []
+os.makedirs(os.path.expanduser("~/.tool/cache"), exist_ok=True)
+with open(os.path.expanduser("~/.tool/cache/kernel"), "w") as file: file.write("kept")
 os.symlink("one", "runs/latest")
 os.chdir("runs/latest")
 assert torch.load("last.pt") == [1] and open("../../log.txt").read() == "kept+"
@@ -653,6 +655,13 @@ for _ in range(3): step()
     }
     asked = {
         "writes measure as-written": endings["writes"],
+        "compiles-once measure as-written": """
+net = torch.compile(torch.nn.Sequential(w), backend="eager")
+for number in range(99):
+    net(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    if number == 9: raise ValueError(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+""",
         "loses own none": _LOW.replace("RAISES", "False"),
         "adapter own none": _QUANTISED.replace("FROZEN", "True"),
         "ends-early measure as-written": "for _ in range(40): step()",
@@ -874,6 +883,32 @@ optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 optimizer.step()
 for _ in range(99): step()
 """.replace("w(", "w = torch.nn.Linear(3, 1); w(", 1),
+        "deepspeed bf16-mixed": """
+import types
+sys.modules["deepspeed"] = types.ModuleType("deepspeed")
+own = torch.nn.utils.parameters_to_vector(w.parameters()).detach().requires_grad_()  # as ZeRO has it
+optimizer = torch.optim.SGD([own], lr=0.1)
+for _ in range(99):
+    w(torch.randn(5, 3)).sum().backward()
+    own.grad = torch.nn.utils.parameters_to_vector(each.grad for each in w.parameters())
+    optimizer.step()
+    torch.nn.utils.vector_to_parameters(own.detach(), w.parameters())
+""",
+        "deepspeed-engine bf16-mixed": """
+import types
+exec('''import torch
+class Engine(torch.nn.Sequential):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False): y = super().forward(x)
+        self.seen = y.dtype
+        return y
+''', vars(engine := types.ModuleType("deepspeed.engine")))
+net = engine.Engine(w)
+for index in range(99):
+    net(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    if index == 1: raise ValueError(net.seen)
+""",
         "late-optimizer-in-amp bf16-mixed": """
 w = torch.nn.Linear(3, 1)
 for index in range(99):
@@ -940,6 +975,16 @@ for batch in DataLoader(data, batch_size=2):
     w(batch["x"]).sum().backward()
     optimizer.step()
 """,
+        "pads-by-mask timed-8 as-written": """
+masks = torch.arange(8) < torch.tensor([8, 2, 1, 5])[:, None]
+class Masked(torch.nn.Linear):
+    def forward(self, x, mask): return super().forward(x) * mask.any()
+w = Masked(3, 1)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(99):
+    w(torch.randn(4, 3), ~masks[:, None, None]).sum().backward()
+    optimizer.step()
+""",
         "pads-numbers timed-8 as-written": """
 rows = [[5, 6, 7, 8], [5, 6, 0, 0], [5, 0, 0, 0], [7, 8, 9, 5]]
 for batch in DataLoader(torch.tensor(16 * rows), batch_size=4):
@@ -988,7 +1033,8 @@ for number in range(18):
         jobs.append((str(file), how[0] if how else "measure" if precision else "inspect", precision))
     command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
     (folder / "t").mkdir()  # where no temporary file is to stay
-    place = os.environ | {"TMPDIR": str(folder / "t")}
+    (folder / "home").mkdir()
+    place = os.environ | {"TMPDIR": str(folder / "t"), "HOME": str(folder / "home")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=place)
     assert done.returncode == 0, done.stderr
     found = dict(zip([*endings, *measured, *asked, *timed], json.loads(done.stdout), strict=True))
@@ -1038,6 +1084,11 @@ for number in range(18):
         ),
         ("lbfgs fp16-mixed", "unsupported: loss scaling does not work with LBFGS"),
         (
+            "deepspeed bf16-mixed",
+            "unsupported: DeepSpeed trains copies of the weights, which castwise cannot change. In its configuration "
+            'bf16-mixed is "torch_autocast": {"enabled": true, "dtype": "bfloat16"}: measure that as-written',
+        ),
+        (
             "late-optimizer bf16-mixed",
             "unsupported: late-optimizer.py calls no torch.nn.Module that an optimizer has before its first step. If",
         ),
@@ -1052,7 +1103,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
     [
         ("plain", "default fp32"),
         ("allows-bf16-products", ""),
-        ("casts", ""),
+        ("casts", "bf16-mixed"),
         ("casts-within-compiled-code", ""),
         ("scales", ""),
         ("converts", "bf16-true"),
@@ -1129,9 +1180,8 @@ def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answ
     assert "steps, 0 skipped" in answers["scripted as-written"]
     said = "8 steps, 0 skipped; 'log.txt' and 5 more of its files are gone"
     assert answers["writes measure as-written"].startswith(said)
-    assert answers["files"] == dict.fromkeys(
-        ["last.pt", "log.txt", "model.pt", "model.safetensors", "old/a.txt", "old/b.txt"], "kept"
-    )
+    names = ["last.pt", "log.txt", "model.pt", "model.safetensors", "old/a.txt", "old/b.txt"]
+    assert answers["files"] == dict.fromkeys(["home/.tool/cache/kernel", *names], "kept")
 
 
 def test_samples_are_those_that_the_timed_steps_trained_on(answers):
@@ -1175,11 +1225,16 @@ def test_work_between_steps_is_timed_in_whole_periods_or_said(answers, script, b
 
 def test_padding_and_compilation_in_the_midst_of_training_are_counted(answers):
     assert json.loads(answers["pads timed-8 as-written"])[2:] == [0.125, 0]
+    assert json.loads(answers["pads-by-mask timed-8 as-written"])[2:] == [0.5, 0]
     assert json.loads(answers["pads-numbers timed-8 as-written"])[2:] == [5 / 16, 0]
     assert json.loads(answers["flags timed-8 as-written"])[2:] == [0, 0]
     *_, padding, compiled = json.loads(answers["compiles-anew timed-8 as-written"])
     assert padding is None
     assert 2 <= compiled <= 3, "each third step has another size"
+
+
+def test_a_compiled_model_is_not_compiled_anew_after_warm_up(answers):
+    assert answers["compiles-once measure as-written"].startswith("crashed: ValueError: 1 (")
 
 
 def test_what_a_closure_computes_is_not_profiled_as_the_optimizer_s(answers):
@@ -1244,6 +1299,7 @@ _EVALUATED = (
         ("holds-prepared bf16-mixed", "(True, torch.bfloat16, torch.float32, False)"),
         # A script that makes its optimizer after its first forward pass is measured with autocast of its own.
         ("late-optimizer-in-amp bf16-mixed", "torch.bfloat16"),
+        ("deepspeed-engine bf16-mixed", "torch.bfloat16"),
         # Outputs beside a loss of the model's own stay as they are if no other loss comes of them.
         ("beside bf16-mixed", "torch.bfloat16"),
         ("beside-used bf16-mixed", "torch.float32"),

@@ -190,8 +190,7 @@ def inspect_user_model(
             stack.callback(session.close)
             session.open(machine.device)
             found = session.inspect(model, limit, on_note)
-            # A launcher gives its ranks their precision as it starts them.
-            if is_script and not model.launcher and begun is not None:
+            if is_script and begun is not None:
                 begun.append(session)
                 stack.pop_all()
     except TrialFailedError as failure:

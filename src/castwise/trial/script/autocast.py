@@ -43,6 +43,7 @@ class _Region:
     is_scripts: bool  # whether the user's code made it, or a framework that the user gave the loop to
     is_trainers: bool  # whether another library made it around its model's call, as a training loop does
     is_of_function: bool  # of an autograd function's forward or backward, by torch
+    is_deepspeeds: bool  # DeepSpeed's, whose engine switches off autocast that surrounds it
     sites: tuple[tuple[CodeType, int], ...]  # the calls that made it, innermost first
     entered: list[tuple[bool, bool]] = field(default_factory=list)  # whether it is an island, and is within castwise's
 
@@ -70,6 +71,7 @@ class ScriptAutocast:
         self._is_switching = False  # whether a region is being entered or left, whose type has been decided
         self._regions: WeakKeyDictionary[Any, _Region] = WeakKeyDictionary()
         self._is_scripts_alone = row.name == AS_WRITTEN
+        self.written_in: set[torch.dtype | None] = set()  # the types of autocast in which the script calls its models
         if self._is_scripts_alone:
             return
         if self._dtype is not None:
@@ -84,9 +86,11 @@ class ScriptAutocast:
 
     def enter(self) -> bool:
         """Begin castwise's region, unless it is on, or the script decides here; return whether it began."""
+        is_enabled = torch.is_autocast_enabled(self._device_type)
         if self._is_scripts_alone:
+            self.written_in.add(torch.get_autocast_dtype(self._device_type) if is_enabled else None)
             return False
-        if torch.is_autocast_enabled(self._device_type) and not self.is_on:
+        if is_enabled and not self.is_on:
             dtype = torch.get_autocast_dtype(self._device_type)
             if dtype in HALVES and dtype is not self._dtype:
                 raise TechniqueError(f"{calling_line()} runs in autocast that was switched on without torch.autocast")
@@ -126,6 +130,7 @@ class ScriptAutocast:
                 and not module.startswith(("torch.", *_FRAMEWORKS))
                 and not _is_in_module(),
                 is_of_function=bool(sites) and sites[0][0].co_name in _OF_FUNCTIONS and module.startswith("torch."),
+                is_deepspeeds=module.startswith("deepspeed."),
                 sites=sites,
             )
 
@@ -173,6 +178,8 @@ class ScriptAutocast:
 
     def _would_be_on(self, made: _Region) -> bool:
         """Return whether a region is a disabled one that the script itself would have on in the row's precision."""
+        if made.is_deepspeeds:
+            return self.is_on and not made.is_enabled
         is_around = made.is_scripts or (made.is_trainers and not self.is_on)
         if made.is_enabled or not is_around or self._num_islands or self._dtype is None:
             return False

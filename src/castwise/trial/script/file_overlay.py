@@ -263,7 +263,9 @@ class FileOverlay:
 
     def _make(self, call: _Call, path: Any, *_: Any, **__: Any) -> Any:
         self._refuse_existing(path)
-        return call(self._ready(path))
+        folder, name = os.path.split(self._full(path))
+        is_hidden = folder == self._home and name.startswith(".")  # what will be in it is written as always
+        return call(path if is_hidden else self._ready(path))
 
     def _enter(self, call: _Call, path: Any) -> Any:
         full = self._full(path)

@@ -128,10 +128,12 @@ class ScriptHooks:
 
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
-        for finder in self._finders:
-            finder.remove()
         self._is_looking = False
         self.precision.stop_checking()
+        if num_graphs():
+            return  # without hooks torch.compile compiles modules anew, and compiled ones have few calls
+        for finder in self._finders:
+            finder.remove()
         for hook in self._input_hooks if not self.precision.weights.has_cast else ():
             hook.remove()
         row, is_counted = self.precision.row, self._trained_on["loader"][0]  # else by the model's calls
@@ -284,10 +286,13 @@ class ScriptHooks:
 
     def _note_padding(self, batch: Any) -> None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        tensors = tree_tensors(batch)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             num_values, num_padding = mask.numel(), mask.numel() - int(mask.count_nonzero())
+        elif (mask := next(filter(_num_masked, tensors), None)) is not None:
+            num_values, num_padding = mask.numel(), _num_masked(mask)
         else:
-            integers = (each for each in tree_tensors(batch) if each.dtype in (torch.int32, torch.int64))
+            integers = (each for each in tensors if each.dtype in (torch.int32, torch.int64))
             tokens = next((each for each in integers if each.dim() == 2), None)
             num_values, num_padding = (0, 0) if tokens is None else (tokens.numel(), _num_padding(tokens))
         self.num_padding += num_padding
@@ -730,6 +735,28 @@ def _num_padding(tokens: Tensor) -> int:
     is_padding = tokens == values[0]
     is_elsewhere = bool((is_padding & ~is_end).any()) or bool(is_padding[:, :1].any())
     return 0 if is_elsewhere else int(is_padding.sum())
+
+
+def _num_masked(mask: Tensor) -> int:
+    """Return how much a mask of rows of unequal length marks as padding; 0 for what is no such mask.
+
+    Each of its rows has one value, and then the other. That of the column in which all rows are alike marks tokens.
+    """
+    rows = mask.squeeze()
+    if rows.dim() != 2 or min(rows.shape) < 2 or not bool(((rows == 0) | (rows == 1)).all()):
+        return 0
+    alike = next((column[0] for column in (rows[:, 0], rows[:, -1]) if bool((column == column[0]).all())), None)
+    num_changes = (rows[:, 1:] != rows[:, :-1]).sum(1)
+    if alike is None or bool((num_changes > 1).any()):
+        return 0
+    lengths = (rows == alike).sum(1)
+    return 0 if bool((lengths == lengths[0]).all()) else rows.numel() - int(lengths.sum())
+
+
+def num_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    module = sys.modules.get("torch._dynamo.utils")
+    return 0 if module is None else module.counters["stats"]["unique_graphs"]
 
 
 def _num_samples_of_call(args: Any) -> int:

@@ -1,7 +1,7 @@
 """A precision applied to a script from outside: around its forward, its backward and its optimizers' steps."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 from weakref import WeakSet
@@ -147,16 +147,16 @@ class ScriptPrecision:
                 )
             self.weights.check_sharded(module)
 
-    def same_as_written(self, models: Sequence[nn.Module]) -> tuple[str, ...]:
-        """Return the precisions in which these models compute what they do as written, if no autocast has an effect.
+    def same_as_written(self, models: Sequence[nn.Module], own: Collection[str]) -> tuple[str, ...]:
+        """Return the precisions in which these models compute what they do as written.
 
-        With weights in 16 bits that is one; else they differ in the switches for float32 products alone, which the
-        script has set by now.
+        With weights in 16 bits that is one. Else the switches for float32 products are alike, which the script has set
+        by now, and its autocast, of `own`: it has none, or calls its models in one of the row's type alone.
         """
-        if not models:
+        if not models or "GradScaler" in own:
             return ()
         if dtypes := self.weights.trained_dtypes():
-            return tuple(name for name, dtype in TRUE_PRECISIONS.items() if dtypes == {dtype})
+            return tuple(name for name, dtype in TRUE_PRECISIONS.items() if dtypes == {dtype} and not own)
         try:
             for model in models:
                 self._check_is_replaceable(model)
@@ -167,8 +167,9 @@ class ScriptPrecision:
         return tuple(
             row.name
             for row in rows
-            if row.autocast_dtype is None
+            if (self.autocast.written_in == {getattr(torch, row.autocast_dtype)} if row.autocast_dtype else not own)
             and row.param_dtype == "float32"
+            and row.loss_scale == "none"
             and all(
                 part == (row.float32_matmul or default)
                 for part, default in zip(products, self._default_products, strict=True)

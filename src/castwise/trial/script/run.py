@@ -34,7 +34,7 @@ import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError, UsageError
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile, WorkBetweenSteps
 from castwise.registry.frameworks import framework_of
 from castwise.registry.precisions import AS_WRITTEN, find_precision
@@ -48,7 +48,7 @@ from castwise.trial.memory import memory_meter
 from castwise.trial.numerics import compare_script
 from castwise.trial.script.autocast import note_own_precision
 from castwise.trial.script.file_overlay import FileOverlay
-from castwise.trial.script.hooks import ScriptHooks
+from castwise.trial.script.hooks import ScriptHooks, num_graphs
 from castwise.trial.script.precision import ScriptPrecision
 from castwise.trial.script.replacing import on_import, replaces
 from castwise.trial.script.techniques import ScriptTechniques
@@ -264,7 +264,7 @@ class ScriptRun:
         """Note the step's time, and do what is due after it, which belongs to no step."""
         if self._step_began is not None:
             own, wall = (now - before for now, before in zip(self._clocks(), self._step_began, strict=True))
-            has_compiled, self._num_graphs = _num_graphs() > self._num_graphs, _num_graphs()
+            has_compiled, self._num_graphs = num_graphs() > self._num_graphs, num_graphs()
             self.steps.append(StepSeconds(0.0 if has_compiled else min(own, wall), wall))
         try:
             self._carry_on()
@@ -431,7 +431,7 @@ class ScriptRun:
         return UserWorkload(
             model=self._script.model_copy(update={"digest": self.digest}),
             batch_size=self._script.units_per_step or (samples and samples + self.ranks.samples_of_others()) or 1,
-            same_precisions=() if own else self.hooks.precision.same_as_written(self.hooks.models),
+            same_precisions=self.hooks.precision.same_as_written(self.hooks.models, own),
             sources={str(file): digest_of(str(file)) for file in files},
         )
 
@@ -497,6 +497,13 @@ class ScriptTrial:
                 "--device, or the script's argument for it."
             )
         if not parameters and spec.precision != AS_WRITTEN and not hooks.precision.autocast.has_been_on:
+            if "deepspeed" in sys.modules:
+                row = find_precision(spec.precision)
+                none = 'no "bf16", "fp16" and "torch_autocast"'
+                raise TechniqueError(
+                    "DeepSpeed trains copies of the weights, which castwise cannot change. In its configuration "
+                    f"{spec.precision} is {row.frameworks.deepspeed or none}: measure that as-written"
+                )
             raise UsageError(
                 f"{self.run.name} calls no torch.nn.Module that an optimizer has before its first step. If it makes "
                 "its optimizers in that step, as pyro does, write autocast around the loss: castwise changes its type."
@@ -770,12 +777,6 @@ class ScriptTrial:
             numerics = compare_script(self._spec, run, hooks.models)
         self.run.stop()
         return profile.model_copy(update={"flops": flops, "numerics": numerics})
-
-
-def _num_graphs() -> int:
-    """Return how many graphs torch.compile has compiled in this process."""
-    module = sys.modules.get("torch._dynamo.utils")
-    return 0 if module is None else module.counters["stats"]["unique_graphs"]
 
 
 def _num_steps(moments: Sequence[Moment]) -> int:
