@@ -179,8 +179,8 @@ def flops_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
         by_hand, counted = eval(said["flops"]), found.flops.total
         limit = peak(found.gpu, next(iter(found.flops.by_format)))
         mfu = "–" if limit is None else format_share(counted / found.seconds / limit)
-        apart = f"{100 * (counted / by_hand - 1):+.1f} %" if counted != by_hand else "equal"
-        rows.append([f"`{script.stem}`", f"{by_hand:.4g}", f"{counted:.4g}", apart, mfu])
+        apart = round(100 * (counted / by_hand - 1), 1)
+        rows.append([f"`{script.stem}`", f"{by_hand:.4g}", f"{counted:.4g}", f"{apart:+.1f} %" if apart else "equal", mfu])
     return markdown("script | FLOPs by hand | counted | difference | MFU", "lrrrr", rows)
 
 

@@ -46,6 +46,7 @@ from castwise.show.notes import headline, notes_of
 from castwise.show.presentation import Grid, Lines, print_parts
 from castwise.show.table import markdown_text
 from castwise.show.units import format_rate
+from castwise.spec.quantities import format_bytes
 from castwise.spec.trial import TrialSpec
 from castwise.suites import render
 from castwise.suites.result import SuiteResult
@@ -151,6 +152,24 @@ def script_masters(_: str) -> str:
     cells = [[name, *(found[precision] for precision in precisions)] for name, found in sorted(steps.items())]
     where = _place(rows("script_masters")[0])
     return "\n".join([where, "", *markdown(" | ".join(("script", *precisions)), "lrrrr", cells)]) + "\n"
+
+
+def adapters(_: str) -> str:
+    """Return speed and memory of scripts with frozen or quantised weights, or an optimizer of 8 bits, by precision."""
+    found = sorted(rows("adapters"), key=lambda row: (row.trial.spec.workload, precision_sort_key(row.precision)))
+    cells = [
+        [
+            f"`{row.trial.spec.workload.removeprefix('python ')}`",
+            row.precision,
+            f"{row.throughput or 0:,.0f}",
+            f"{row.written_estimate.value if row.written_estimate else 1:.2f}×",
+            format_bytes(row.peak_allocated_bytes or 0),
+            len(row.trials),
+        ]
+        for row in found
+    ]
+    heading = "script | precision | samples/s | × as written | peak allocated | processes"
+    return "\n".join([_place(found[0]), "", *markdown(heading, "llrrrr", cells)]) + "\n"
 
 
 def runs(_: str) -> str:
@@ -268,6 +287,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "real_packages": real_packages.table,
     "script_contract": script_agreement.contract_table,
     "script_masters": script_masters,
+    "adapters": adapters,
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
