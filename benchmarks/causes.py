@@ -180,7 +180,9 @@ def flops_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
         limit = peak(found.gpu, next(iter(found.flops.by_format)))
         mfu = "–" if limit is None else format_share(counted / found.seconds / limit)
         apart = round(100 * (counted / by_hand - 1), 1)
-        rows.append([f"`{script.stem}`", f"{by_hand:.4g}", f"{counted:.4g}", f"{apart:+.1f} %" if apart else "equal", mfu])
+        rows.append(
+            [f"`{script.stem}`", f"{by_hand:.4g}", f"{counted:.4g}", f"{apart:+.1f} %" if apart else "equal", mfu]
+        )
     return markdown("script | FLOPs by hand | counted | difference | MFU", "lrrrr", rows)
 
 
