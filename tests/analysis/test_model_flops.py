@@ -4,7 +4,7 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization, sm_clock_hertz
+from castwise.analysis.model_flops import model_flops_per_second, model_flops_utilization
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import StepFlops, Trial
 from castwise.show.run_report import data_table, flat_row
@@ -26,14 +26,13 @@ def mfu(*trials: Trial) -> float | None:
     return model_flops_utilization(trials, 0.1)
 
 
-def test_mfu_is_over_the_peak_of_the_format_at_the_clock_that_was_read() -> None:
+def test_mfu_is_over_the_nominal_peak_of_the_format_whatever_the_clock() -> None:
     flops = 49_475_000_000_000  # half of 0.1 s at 989.5 TFLOP/s
     assert model_flops_per_second([trial({"bf16": flops})], 0.1) == pytest.approx(494.75e12)
     assert mfu(trial({"bf16": flops})) == pytest.approx(0.5)
-    assert mfu(trial({"bf16": flops}, clock=1.83e9 / 2)) == pytest.approx(1.0)
-    assert mfu(trial({"bf16": flops}, clock=None)) == pytest.approx(0.5), "the datasheet's clock"
+    assert mfu(trial({"bf16": flops}, clock=1.83e9 / 2)) == pytest.approx(0.5)
     assert mfu(trial({"tf32": flops})) == pytest.approx(494.75 / 494.5)
-    assert mfu(trial({"fp32": flops}, clock=1.98e9)) == pytest.approx(494.75 / 67)
+    assert mfu(trial({"fp32": flops})) == pytest.approx(494.75 / 67)
 
 
 def test_gpus_of_one_step_share_its_work() -> None:
@@ -55,12 +54,6 @@ def test_there_is_no_mfu_without_a_peak_or_with_several_formats() -> None:
     assert model_flops_per_second([trial()], 0.1) is None
     assert model_flops_per_second([trial({"bf16": 1})], None) is None
     assert mfu(trial({"fp64": 100})) is None
-
-
-def test_the_clock_is_a_mean_over_time() -> None:
-    readings = (fake_reading(seconds=3.0, sm_clock_hertz=1e9), fake_reading(seconds=1.0, sm_clock_hertz=2e9))
-    assert sm_clock_hertz([fake_trial(readings=readings)]) == pytest.approx(1.25e9)
-    assert sm_clock_hertz([fake_trial()]) is None
 
 
 def test_the_first_trial_counts_for_all_of_its_configuration() -> None:

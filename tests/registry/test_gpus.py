@@ -96,11 +96,3 @@ def test_peaks_are_what_the_chip_comes_to(name, multiprocessors, megahertz, fp32
         if per_clock is not None:
             computed = multiprocessors * megahertz * 1e6 * per_clock
             assert peak(device(name), dtype) == pytest.approx(computed, rel=0.015), dtype
-            assert peak(device(name), dtype, megahertz * 1e6) == pytest.approx(peak(device(name), dtype))
-            assert peak(device(name), dtype, megahertz * 0.5e6) == pytest.approx(peak(device(name), dtype) / 2)
-
-
-def test_a_peak_without_a_clock_is_not_scaled():
-    row = device("NVIDIA H100 NVL")
-    assert row.matrix_clock_hertz is None
-    assert peak(row, "bf16", 1e9) == peak(row, "bf16")

@@ -3,7 +3,6 @@
 Source: Chowdhery et al., "PaLM" (2022), appendix B, which defines the model FLOPs utilisation (MFU).
 """
 
-import statistics
 from collections.abc import Sequence
 
 from castwise.records.schema import Float8Facts, StepFlops, Trial
@@ -48,15 +47,10 @@ def model_flops_per_second(trials: Sequence[Trial], step_seconds: float | None) 
     return flops.total * trials[0].spec.num_processes / step_seconds
 
 
-def sm_clock_hertz(trials: Sequence[Trial]) -> float | None:
-    """Return the mean clock of the multiprocessors while steps were timed; None if it was not read."""
-    readings = [reading for trial in trials for reading in trial.readings if reading.seconds > 0]
-    read = [(reading.sm_clock_hertz, reading.seconds) for reading in readings if reading.sm_clock_hertz]
-    return statistics.fmean(*zip(*read, strict=True)) if read else None
-
-
 def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
-    """Return the MFU, 0 to 1: model FLOP/s over the GPUs' dense peak in the format that ran, at the clock as read.
+    """Return the MFU, 0 to 1: model FLOP/s over the GPUs' dense peak in the format that ran, as its vendor states it.
+
+    The peak holds at the boost clock, whatever the clock was: so do others' figures.
 
     None if that peak is not known, if products run in several formats, and if no FLOPs are counted.
     """
@@ -64,7 +58,7 @@ def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None)
     if rate is None or flops is None:
         return None
     name, most = next(iter(flops.by_format.items()))
-    limit = peak(find_gpu_model(trials[0].environment.gpu or ""), name, sm_clock_hertz(trials))
+    limit = peak(find_gpu_model(trials[0].environment.gpu or ""), name)
     if limit is None or most < _ONE_FORMAT * flops.total:
         return None
     return rate / (limit * trials[0].spec.world_size)

@@ -26,20 +26,15 @@ class GpuModel:
     # By dtype, dense FLOP/s accumulated in float32: of the tensor or matrix units if there are any for that dtype, else
     # of the vector units. For float16 on GeForce that is half the headline, and what PyTorch asks for.
     peaks: Mapping[str, float | None] = field(hash=False)
-    # The boost clocks at which the fp32 peak and all others hold: Hopper's vector units boost higher than its matrix
-    # units. None if the vendor prints none. Source: the same documents; tests derive the peaks from them.
-    vector_clock_hertz: float | None
-    matrix_clock_hertz: float | None
     source: str  # the titles of the vendor's documents
 
 
-def _row(  # noqa: PLR0913, PLR0917  a line of the table
+def _row(
     names: tuple[str, ...],
     capability: tuple[int, int] | None,
     memory_gigabytes: int,
     bandwidth_gigabytes_per_second: float,
     teraflops: tuple[float | None, ...],
-    megahertz: float | tuple[float, float | None] | None,
     source: str,
 ) -> GpuModel:
     """Return a row from figures in the datasheets' units; teraflops are those of PEAK_DTYPES."""
@@ -48,9 +43,7 @@ def _row(  # noqa: PLR0913, PLR0917  a line of the table
         for dtype, rate in zip(PEAK_DTYPES, teraflops, strict=True)
     }
     bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
-    both = megahertz if isinstance(megahertz, tuple) else (megahertz, megahertz)
-    clocks = [None if clock is None else clock * 1e6 for clock in both]
-    return GpuModel(names, capability, memory_gigabytes, bandwidth, peaks, clocks[0], clocks[1], source)
+    return GpuModel(names, capability, memory_gigabytes, bandwidth, peaks, source)
 
 
 _BLACKWELL = "NVIDIA Blackwell datasheet, individual Blackwell GPU of HGX B200 (sparse figures halved)"
@@ -85,72 +78,68 @@ _MI100 = "AMD Instinct MI100 Accelerator data sheet"
 # Some names stand for two GPUs of different peaks and have no row: "AMD Instinct MI60 / MI50" and
 # "AMD Instinct MI250X / MI250" (source: libdrm, data/amdgpu.ids), "NVIDIA GeForce RTX 3080".
 GPU_MODELS: tuple[GpuModel, ...] = (
-    # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), MHz (fp32, others), source
-    _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), (1980, None), _BLACKWELL),
-    _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), 2407, _RTX_BLACKWELL),
-    _row(("NVIDIA GH200 480GB",), (9, 0), 96, 4000, (67, 494.5, 989.5, 989.5, 1979), (1980, 1830), _GH200),
-    _row(("NVIDIA H200",), (9, 0), 141, 4800, (67, 494.5, 989.5, 989.5, 1979), (1980, 1830), _H200),
-    _row(("NVIDIA H200 NVL",), (9, 0), 141, 4800, (60, 417.5, 835.5, 835.5, 1670.5), None, _H200),
-    _row(("NVIDIA H100 80GB HBM3",), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), (1980, 1830), _H100),
-    _row(("NVIDIA H100 PCIe",), (9, 0), 80, 2000, (51.2, 378, 756, 756, 1513), (1755, 1620), _H100),
-    _row(("NVIDIA H100 NVL",), (9, 0), 94, 3900, (60, 417.5, 835.5, 835.5, 1670.5), None, _H100_NVL),
-    _row(("NVIDIA L4",), (8, 9), 24, 300, (30.3, 60, 121, 121, 242.5), 2040, _L4),
-    _row(("NVIDIA L40",), (8, 9), 48, 864, (90.5, 90.5, 181.05, 181.05, 362), 2490, _L40),
-    _row(("NVIDIA L40S",), (8, 9), 48, 864, (91.6, 183, 362.05, 362.05, 733), 2520, _L40S),
-    _row(("NVIDIA RTX 6000 Ada Generation",), (8, 9), 48, 960, (91.1, 182.1, 364.2, 364.2, 728.5), 2505, _ADA_PRO),
-    _row(("NVIDIA GeForce RTX 4090",), (8, 9), 24, 1008, (82.6, 82.6, 165.2, 165.2, 330.3), 2520, _ADA),
+    # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), source
+    _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), _BLACKWELL),
+    _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), _RTX_BLACKWELL),
+    _row(("NVIDIA GH200 480GB",), (9, 0), 96, 4000, (67, 494.5, 989.5, 989.5, 1979), _GH200),
+    _row(("NVIDIA H200",), (9, 0), 141, 4800, (67, 494.5, 989.5, 989.5, 1979), _H200),
+    _row(("NVIDIA H200 NVL",), (9, 0), 141, 4800, (60, 417.5, 835.5, 835.5, 1670.5), _H200),
+    _row(("NVIDIA H100 80GB HBM3",), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), _H100),
+    _row(("NVIDIA H100 PCIe",), (9, 0), 80, 2000, (51.2, 378, 756, 756, 1513), _H100),
+    _row(("NVIDIA H100 NVL",), (9, 0), 94, 3900, (60, 417.5, 835.5, 835.5, 1670.5), _H100_NVL),
+    _row(("NVIDIA L4",), (8, 9), 24, 300, (30.3, 60, 121, 121, 242.5), _L4),
+    _row(("NVIDIA L40",), (8, 9), 48, 864, (90.5, 90.5, 181.05, 181.05, 362), _L40),
+    _row(("NVIDIA L40S",), (8, 9), 48, 864, (91.6, 183, 362.05, 362.05, 733), _L40S),
+    _row(("NVIDIA RTX 6000 Ada Generation",), (8, 9), 48, 960, (91.1, 182.1, 364.2, 364.2, 728.5), _ADA_PRO),
+    _row(("NVIDIA GeForce RTX 4090",), (8, 9), 24, 1008, (82.6, 82.6, 165.2, 165.2, 330.3), _ADA),
     _row(
         ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM-80GB", "A100-SXM4-80GB", "A100-SXM-80GB"),
         (8, 0),
         80,
         2039,
         (19.5, 156, 312, 312, None),
-        1410,
         _A100,
     ),
-    _row(("NVIDIA A100 80GB PCIe",), (8, 0), 80, 1935, (19.5, 156, 312, 312, None), 1410, _A100),
+    _row(("NVIDIA A100 80GB PCIe",), (8, 0), 80, 1935, (19.5, 156, 312, 312, None), _A100),
     _row(
         ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
         (8, 0),
         40,
         1555,
         (19.5, 156, 312, 312, None),
-        1410,
         _A100,
     ),
-    _row(("NVIDIA A30",), (8, 0), 24, 933, (10.3, 82, 165, 165, None), 1440, _A30),
-    _row(("NVIDIA A40", "A40"), (8, 6), 48, 696, (37.4, 74.8, 149.7, 149.7, None), 1740, _A40),
-    _row(("NVIDIA A10",), (8, 6), 24, 600, (31.2, 62.5, 125, 125, None), 1695, _A10),
-    _row(("NVIDIA A10G",), (8, 6), 24, 600, (35, 35, 70, 70, None), 1710, _A10G),
-    _row(("NVIDIA RTX A6000", "RTX A6000"), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), 1800, _GA102),
+    _row(("NVIDIA A30",), (8, 0), 24, 933, (10.3, 82, 165, 165, None), _A30),
+    _row(("NVIDIA A40", "A40"), (8, 6), 48, 696, (37.4, 74.8, 149.7, 149.7, None), _A40),
+    _row(("NVIDIA A10",), (8, 6), 24, 600, (31.2, 62.5, 125, 125, None), _A10),
+    _row(("NVIDIA A10G",), (8, 6), 24, 600, (35, 35, 70, 70, None), _A10G),
+    _row(("NVIDIA RTX A6000", "RTX A6000"), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), _GA102),
     _row(
         ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"),
         (8, 6),
         24,
         936,
         (35.6, 35.6, 71, 71, None),
-        1695,
         _GA102,
     ),
-    _row(("Tesla T4",), (7, 5), 16, 320, (8.1, None, 65, None, None), 1590, _T4),
-    _row(("NVIDIA TITAN RTX", "TITAN RTX"), (7, 5), 24, 672, (16.3, None, 130.5, None, None), 1770, _TITAN_RTX),
+    _row(("Tesla T4",), (7, 5), 16, 320, (8.1, None, 65, None, None), _T4),
+    _row(("NVIDIA TITAN RTX", "TITAN RTX"), (7, 5), 24, 672, (16.3, None, 130.5, None, None), _TITAN_RTX),
     _row(
         ("NVIDIA GeForce RTX 2080 Ti", "GeForce RTX 2080 Ti"),
         (7, 5),
         11,
         616,
         (13.4, None, 53.8, None, None),
-        1545,
         _TURING,
     ),
-    _row(("Tesla V100-SXM2-16GB",), (7, 0), 16, 900, (15.7, None, 125, None, None), 1530, _V100),
-    _row(("Tesla V100-SXM2-32GB",), (7, 0), 32, 900, (15.7, None, 125, None, None), 1530, _V100),
-    _row(("Tesla V100-PCIE-16GB",), (7, 0), 16, 900, (14, None, 112, None, None), 1380, _V100),
-    _row(("Tesla V100-PCIE-32GB",), (7, 0), 32, 900, (14, None, 112, None, None), 1380, _V100),
-    _row(("Tesla V100S-PCIE-32GB",), (7, 0), 32, 1134, (16.4, None, 130, None, None), 1597, _V100),
-    _row(("Tesla P100-SXM2-16GB",), (6, 0), 16, 732, (10.6, None, 21.2, None, None), 1480, _P100_SXM2),
-    _row(("Tesla P100-PCIE-16GB",), (6, 0), 16, 732, (9.3, None, 18.7, None, None), 1303, _P100_PCIE),
-    _row(("Tesla P100-PCIE-12GB",), (6, 0), 12, 549, (9.3, None, 18.7, None, None), 1303, _P100_PCIE),
+    _row(("Tesla V100-SXM2-16GB",), (7, 0), 16, 900, (15.7, None, 125, None, None), _V100),
+    _row(("Tesla V100-SXM2-32GB",), (7, 0), 32, 900, (15.7, None, 125, None, None), _V100),
+    _row(("Tesla V100-PCIE-16GB",), (7, 0), 16, 900, (14, None, 112, None, None), _V100),
+    _row(("Tesla V100-PCIE-32GB",), (7, 0), 32, 900, (14, None, 112, None, None), _V100),
+    _row(("Tesla V100S-PCIE-32GB",), (7, 0), 32, 1134, (16.4, None, 130, None, None), _V100),
+    _row(("Tesla P100-SXM2-16GB",), (6, 0), 16, 732, (10.6, None, 21.2, None, None), _P100_SXM2),
+    _row(("Tesla P100-PCIE-16GB",), (6, 0), 16, 732, (9.3, None, 18.7, None, None), _P100_PCIE),
+    _row(("Tesla P100-PCIE-12GB",), (6, 0), 12, 549, (9.3, None, 18.7, None, None), _P100_PCIE),
     # The whitepaper prints no float16 rate for it.
     _row(
         ("NVIDIA GeForce GTX 1080 Ti", "GeForce GTX 1080 Ti"),
@@ -158,14 +147,13 @@ GPU_MODELS: tuple[GpuModel, ...] = (
         11,
         484,
         (11.3, None, None, None, None),
-        1582,
         _TURING,
     ),
-    _row(("Tesla K80",), (3, 7), 12, 240, (4.365, None, None, None, None), 875, _K80),
-    _row(("AMD Instinct MI300X",), None, 192, 5300, (163.4, 653.7, 1307.4, 1307.4, 2614.9), 2100, _MI300X),
-    _row(("AMD Instinct MI250X",), None, 64, 1600, (47.85, None, 191.5, 191.5, None), 1700, _MI250X),
-    _row(("AMD Instinct MI210",), None, 64, 1600, (45.3, None, 181, 181, None), 1700, _MI210),
-    _row(("AMD Instinct MI100",), None, 32, 1200, (46.1, None, 184.6, 92.3, None), 1502, _MI100),
+    _row(("Tesla K80",), (3, 7), 12, 240, (4.365, None, None, None, None), _K80),
+    _row(("AMD Instinct MI300X",), None, 192, 5300, (163.4, 653.7, 1307.4, 1307.4, 2614.9), _MI300X),
+    _row(("AMD Instinct MI250X",), None, 64, 1600, (47.85, None, 191.5, 191.5, None), _MI250X),
+    _row(("AMD Instinct MI210",), None, 64, 1600, (45.3, None, 181, 181, None), _MI210),
+    _row(("AMD Instinct MI100",), None, 32, 1200, (46.1, None, 184.6, 92.3, None), _MI100),
 )
 
 _BY_NAME = {name: row for row in GPU_MODELS for name in row.names}
@@ -176,13 +164,6 @@ def find_gpu_model(name: str) -> GpuModel | None:
     return _BY_NAME.get(name)
 
 
-def peak(device: GpuModel | None, dtype: str, clock_hertz: float | None = None) -> float | None:
-    """Return a GPU's dense peak in FLOP/s, at a clock if one is given and the peak's own is known.
-
-    None if the peak is unknown, or `dtype` is not one of PEAK_DTYPES.
-    """
-    found = device.peaks.get(dtype) if device is not None else None
-    if device is None or found is None or clock_hertz is None:
-        return found
-    own = device.vector_clock_hertz if dtype == "fp32" else device.matrix_clock_hertz
-    return found if own is None else found * clock_hertz / own
+def peak(device: GpuModel | None, dtype: str) -> float | None:
+    """Return a GPU's dense peak in FLOP/s; None if it is unknown, or `dtype` is not one of PEAK_DTYPES."""
+    return device.peaks.get(dtype) if device is not None else None
