@@ -2,12 +2,12 @@
 
 Its argument is a JSON list of [file, precision or "alone", value of --amp]; the answer has a list of losses for each.
 With "inspect" in the place of a precision the answer is what castwise finds out about the script, or its error; with
-"measure" it is what it measures, in the precision that stands last; with "profile" the classes of what takes the most
-time; with "count" the samples of a step; with "flops" its FLOPs, with "numerics" what rounding does, with "own" what it
-does itself, all as JSON; with "timed-N", given N steps or no number, the steps of each block, the work between steps
-that was not timed whole, the share of padding, and in how many steps torch.compile compiled. With a second argument the
-answers are the lines of the logs, and why a script failed, or castwise refused it. The value of --amp may be followed
-by other arguments.
+"measure" it is what it measures, in the precision that stands last, with "measure-N" after a lead-in of N seconds; with
+"profile" the classes of what takes the most time; with "count" the samples of a step; with "flops" its FLOPs, with
+"numerics" what rounding does, with "own" what it does itself, all as JSON; with "timed-N", given N steps or no number,
+the steps of each block, the work between steps that was not timed whole, the share of padding, and in how many steps
+torch.compile compiled. With a second argument the answers are the lines of the logs, and why a script failed, or
+castwise refused it. The value of --amp may be followed by other arguments.
 """
 
 import gc
@@ -85,7 +85,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     profile_steps = 2 * (how in ("profile", "flops", "numerics"))
     protocol = MeasurementProtocol(
         warm_up_steps=700 if how == "timed" and not number else 1,  # in which each script has its work once
-        warm_up_seconds=0.5 if how == "timed" else 10.0,
+        warm_up_seconds=0.5 if how == "timed" or number else 10.0,
         num_steps=(int(number) if number else None) if how == "timed" else num_steps,
         timeout_seconds=limit,
         profile_steps=profile_steps,
@@ -108,7 +108,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
                 facts = trial.warm_up()
                 if Path(file).stem == "hangs":
                     run._LIMIT_SHARE = HANG_SECONDS / PATIENCE_SECONDS
-                blocks = trial.run_stretch(0.0, 2, 0.1)
+                blocks = trial.run_stretch(float(number or 0) if how == "measure" else 0.0, 2, 0.1)
                 num_steps = sum(each.num_steps for each in blocks)
                 samples = trial.finish()
                 notes, between = "; ".join(samples.notes), samples.between_steps

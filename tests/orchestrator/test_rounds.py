@@ -71,6 +71,7 @@ class Noisy(FakeEngine):
     drift: float = 0.0
     memory: float = math.inf
     order: list[str] = field(default_factory=list)  # of what is timed
+    led: list[float] = field(default_factory=list)  # seconds that lead in, of each stretch
 
     @property
     def held(self) -> float:
@@ -255,9 +256,24 @@ def test_stretches_have_the_opposite_order_in_every_second_round() -> None:
     assert len(firsts) > 1, "the baseline is not always the first"
 
 
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.1), ("cuda:0", 1.0)])
+def test_a_second_of_steps_leads_a_script_to_the_steady_clock_of_a_gpu(device: str, seconds: float) -> None:
+    script = UserModel(kind="script", path="train.py", name="", digest="")
+    specs = configurations("as-written", "bf16-mixed")
+    made = Noisy(session_class=StretchSession)
+    compare(
+        made,
+        [spec.model_copy(update={"user_model": script, "device": device}) for spec in specs],
+        min_rounds=1,
+        max_rounds=1,
+    )
+    assert set(made.led) == {seconds}
+
+
 class StretchSession(NoisySession):
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         self._engine.order.append(self.spec.precision)
+        self._engine.led.append(lead_in_seconds)
         return super().run_stretch(lead_in_seconds, num_blocks, block_seconds)
 
 

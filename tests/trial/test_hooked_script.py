@@ -666,6 +666,13 @@ for number in range(99):
         "adapter own none": _QUANTISED.replace("FROZEN", "True"),
         "ends-early measure as-written": "for _ in range(40): step()",
         "ends-at-once measure as-written": "for _ in range(9): step()",
+        "stops measure-60 as-written": """
+from time import monotonic, sleep
+end = monotonic() + 1.5
+while monotonic() < end:
+    step()
+    sleep(0.002)
+""",
         "short-batch count as-written": """
 data = DataLoader(torch.randn(12, 3), batch_size=8)
 while True:
@@ -1192,6 +1199,9 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
     assert 20 <= int(early[1]) <= 37
     assert (
         "ends-at-once.py took 9 steps: too few to time any after warm-up." in answers["ends-at-once measure as-written"]
+    )
+    assert answers["stops measure-60 as-written"] == "8 steps, 0 skipped; ", (
+        "the last ones of those that were to lead in"
     )
     assert answers["short-batch count as-written"] == "6 a step; "
     assert answers["iterates count as-written"] == "4 a step; "

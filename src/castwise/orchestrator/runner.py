@@ -52,10 +52,10 @@ from castwise.telemetry.summary import mean_counters, telemetry_note, unwatched
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
 # A loop at the power limit is timed in one stretch: after a rest the GPU is too fast for 0.8 s, then too slow for a
-# moment; after that quarters of a second differ by up to 1.6 %. Source: docs/method.md, "At the power limit".
+# moment. A script on a GPU may reach the limit in its stretch alone. Source: docs/evidence/power-limit.md.
 _STRETCH_LEAD_IN_SECONDS = 1.0
-_STRETCH_BLOCK_SECONDS = 0.25
-_SCRIPT_LEAD_IN_SECONDS = 0.1  # at least; a script's loader decides how many steps lead in
+_STRETCH_BLOCK_SECONDS = 0.25  # chosen here
+_CPU_LEAD_IN_SECONDS = 0.1  # of a script, at least; its loader decides how many steps lead in
 _SCRIPT_LEAD_IN_STEPS = 2  # at least
 _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
 # The share of the time to a deadline after which no warm-up begins. If they are set up one by one, also the share of
@@ -646,11 +646,11 @@ class _RunningTrial:
         seconds = whole if self._is_alone else min(whole, _STRETCH_SECONDS)
         num_blocks = max(FEWEST_BLOCKS, round(seconds / _STRETCH_BLOCK_SECONDS))
         length = seconds / num_blocks
+        lead_in = _CPU_LEAD_IN_SECONDS if self.spec.device_type == "cpu" else _STRETCH_LEAD_IN_SECONDS
         if self.spec.is_script and math.isfinite(seconds_left):
-            step_seconds = warm_step_seconds(self._facts) or 0.0
-            num_blocks = min(num_blocks, max(1, int(seconds_left / max(length, step_seconds)) - _SCRIPT_LEAD_IN_STEPS))
+            each = max(length, warm_step_seconds(self._facts) or 0.0)
+            num_blocks = min(num_blocks, max(1, int((seconds_left - lead_in) / each) - _SCRIPT_LEAD_IN_STEPS))
         with telemetry.watch(self._gpus) as watch, telemetry.meter({} if self.has_prior else self._gpus) as meter:
-            lead_in = _SCRIPT_LEAD_IN_SECONDS if self.spec.is_script else _STRETCH_LEAD_IN_SECONDS
             self._blocks += self.session.run_stretch(lead_in, num_blocks, length)
             meter.seconds = sum(block.seconds for block in self._blocks)
         for block in self._blocks:

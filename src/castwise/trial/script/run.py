@@ -587,13 +587,19 @@ class ScriptTrial:
 
     def run_stretch(self, lead_in_seconds: float, num_blocks: int, block_seconds: float) -> tuple[Block, ...]:
         """Time blocks of steps right after untimed ones, without a pause before or between them."""
-        lead_in = max(2, round(lead_in_seconds / self._step_seconds), self._hooks.num_prefetched)
         lengths, have_as_much = self._plan_blocks(num_blocks, block_seconds)
-        marks = (1, lead_in - 1, *lengths, None)
-        order = Order(lambda moments: marks[len(moments)], synchronised=False)
+        least = max(2, self._hooks.num_prefetched)
+        # Blocks lead in, too: of a script that ends before all are done the last ones are what was measured.
+        left = max(0, round(lead_in_seconds / self._step_seconds) - least)
+        each = max(1, min(left, lengths[0]))  # a block may be as long as what a script does now and then
+        leads = (1, least - 1, *[each] * math.ceil(left / each))
+        marks = (*leads, *lengths)
+        order = Order(lambda moments: (*marks, None)[len(moments)], synchronised=False)
         moments = self.run.carry_out(order, self._limit_seconds, may_end=True)
         # If the time is up before the steps that lead in are done, they are what was measured.
-        moments = moments[1:] if len(moments) > 2 or self.run.ending is not None else moments
+        begin = max(len(moments) - 1 - len(lengths), len(moments) > 2 or self.run.ending is not None)
+        lead_in, have_as_much = sum(marks[: begin + 1]), have_as_much and begin == len(leads) - 1
+        moments = moments[begin:]
         is_short = self.run.ending is not None and _num_steps(moments) < _FEWEST_STEPS
         if is_short and (earlier := self._timed_in_warm_up()):
             moments, lead_in, have_as_much = earlier, 0, False
