@@ -1,11 +1,11 @@
 """Energy and cost, on made-up readings."""
 
 import pytest
-import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
 from castwise.analysis.energy import Prices, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
+from castwise.analysis.statistics import estimate, has_interval
 from castwise.errors import UsageError
 from castwise.records.schema import EnergyMeasurement, Epoch, RankSamples, TelemetrySummary, Trial
 
@@ -34,20 +34,26 @@ def counted(*joules: float | None) -> Trial:
     ],
 )
 def test_energy_of_blocks(trial: Trial, joules: float, source: str) -> None:
-    energy = energy_of(trial)
-    assert energy is not None
-    assert energy.joules_per_unit == joules_per_unit(trial) == pytest.approx(joules)
-    assert energy.source == source
+    assert joules_per_unit(trial) == pytest.approx(joules)
+    assert source_of(trial) == source
 
 
-def test_the_interval_is_students() -> None:
-    energy = energy_of(counted(256.0, 512.0, 768.0))
+def source_of(*trials: Trial) -> str | None:
+    energy = energy_of(trials)
+    return energy and energy[1]
+
+
+def test_the_interval_is_that_between_processes() -> None:
+    processes = [counted(256.0), counted(384.0), counted(512.0)]
+    energy = energy_of(processes)
     assert energy is not None
-    low, high = scipy.stats.t.interval(0.95, 2, loc=2.0, scale=1 / 3**0.5)
-    assert (energy.low, energy.high) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
-    two = energy_of(counted(256.0, 512.0))
-    assert two is not None
-    assert (two.low, two.high) == (None, None)
+    assert energy[0] == estimate([1.0, 1.5, 2.0])
+    one = energy_of([counted(256.0, 512.0, 768.0)])
+    assert one is not None
+    assert not has_interval(one[0]), "blocks of one process do not say how others differ"
+    mixed = energy_of([metered(), metered(joules=600.0), *processes])
+    assert mixed is not None
+    assert (mixed[0].n, mixed[1]) == (2, "sustained counter"), "of the best source alone"
 
 
 def test_power_of_interleaved_short_blocks_is_unknown() -> None:
@@ -69,7 +75,7 @@ def test_power_of_interleaved_short_blocks_is_unknown() -> None:
     ],
 )
 def test_no_energy_without_readings(trial: Trial) -> None:
-    assert energy_of(trial) is joules_per_unit(trial) is None
+    assert energy_of([trial]) is joules_per_unit(trial) is None
 
 
 def test_power_is_weighted_by_time() -> None:
@@ -121,28 +127,29 @@ def test_energy_of_epochs_on_four_gpus(
 
 def test_cost_of_an_epoch() -> None:
     # 2560 samples a second, 1 J each.
-    cost = cost_of(counted(256.0, 256.0), 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
+    processes = [counted(128.0, 128.0), counted(512.0, 512.0)]  # their geometric mean
+    cost = cost_of(processes, 2560.0, 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert cost is not None
-    assert cost.joules == 3.6e6
+    assert cost.joules == pytest.approx(3.6e6)
     assert cost.energy_cost == pytest.approx(0.3)
     assert cost.seconds == pytest.approx(3_600_000 / 2560)
     assert cost.gpu_hour_cost == pytest.approx(2.0 * 1000 / 2560)
     two = watched(fake_reading(energy_joules=256.0, seconds=0.1), world_size=2, parallelism="ddp")
-    both = cost_of(two, 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
+    both = cost_of([two], 5120.0, 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert both is not None
-    assert (both.seconds, both.joules) == (cost.seconds / 2, cost.joules)
+    assert (both.seconds, both.joules) == (cost.seconds / 2, pytest.approx(cost.joules))
     assert both.gpu_hour_cost == pytest.approx(cost.gpu_hour_cost), "all GPUs are paid for"
 
 
 def test_unknown_costs_are_none() -> None:
-    unwatched = cost_of(fake_trial(), 100, Prices(per_kwh=0.3, per_gpu_hour=2.0))
+    unwatched = cost_of([fake_trial()], 10.0, 100, Prices(per_kwh=0.3, per_gpu_hour=2.0))
     assert unwatched is not None
     assert (unwatched.joules, unwatched.energy_cost) == (None, None)
     on_cpu = fake_trial(fake_spec(device="cpu"), environment=fake_environment(None))
-    cpu_cost = cost_of(on_cpu, 100, Prices(per_gpu_hour=2.0))
+    cpu_cost = cost_of([on_cpu], 10.0, 100, Prices(per_gpu_hour=2.0))
     assert cpu_cost is not None
     assert cpu_cost.gpu_hour_cost is None
-    assert cost_of(fake_trial(step_seconds=()), 100, Prices(per_kwh=0.3)) is None
+    assert cost_of([fake_trial()], None, 100, Prices(per_kwh=0.3)) is None
 
 
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
@@ -162,21 +169,15 @@ def metered(**changes: object) -> Trial:
 
 
 def test_energy_of_sustained_steps_goes_before_that_of_blocks() -> None:
-    energy = energy_of(metered())
-    assert energy is not None
-    assert energy.source == "sustained counter"
+    assert source_of(metered()) == "sustained counter"
     assert power_watts(metered()) == 500.0
-    assert energy.joules_per_unit == joules_per_unit(metered()) == pytest.approx(500.0 * 0.2 / 256), "of its own steps"
-    assert energy.low == pytest.approx(energy.joules_per_unit * (1 - 0.0155))
-    assert energy.high == pytest.approx(energy.joules_per_unit * (1 + 0.0155))
+    assert joules_per_unit(metered()) == pytest.approx(500.0 * 0.2 / 256), "of its own steps"
     assert joules_per_unit(metered(step_seconds=0.0)) == pytest.approx(500.0 * 0.1 / 256)
     assert joules_per_unit(on_four(metered())) == joules_per_unit(metered()), "in older records, of the first GPU alone"
     four = on_four(metered(joules=2000.0, num_gpus=4))
     assert joules_per_unit(four) == pytest.approx(joules_per_unit(metered()))
     assert (power_watts(four), gpus_read(four)) == (500.0, 4)
-    without_ticks = energy_of(metered(joules=0.0, seconds=0.0, missing="the counter ticked once in 0.1 s"))
-    assert without_ticks is not None
-    assert without_ticks.source == "counter"
+    assert source_of(metered(joules=0.0, seconds=0.0, missing="the counter ticked once in 0.1 s")) == "counter"
     assert gpus_read(fake_trial()) is None
 
 
@@ -192,11 +193,9 @@ def test_a_reading_of_all_gpus_is_not_scaled_again(parallelism: str, source: str
     one = counted(joules, joules, joules)
     old = on_four(one, parallelism)
     new = old.model_copy(update={"readings": tuple(_of_four(each) for each in one.readings)})
-    energies = [energy_of(trial) for trial in (one, old, new)]
-    for energy in energies:
-        assert energy is not None
-        assert energy.source == source
-        assert energy.joules_per_unit == pytest.approx(1.0 if source == "counter" else 50.0 / 256)
+    for trial in (one, old, new):
+        assert source_of(trial) == source
+        assert joules_per_unit(trial) == pytest.approx(1.0 if source == "counter" else 50.0 / 256)
     assert power_watts(one) == power_watts(old) == power_watts(new) == pytest.approx(500.0)
 
 

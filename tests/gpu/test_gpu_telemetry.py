@@ -73,9 +73,9 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
     print(f"{parallelism}: {watts:.0f} W in blocks, {metered_watts:.0f} W sustained, GPUs over the trial {either}")
     assert watts > max(either)
     assert metered_watts > max(either)
-    energy = energy_of(trial)
+    energy = energy_of([trial])
     assert energy is not None
-    assert energy.source == "sustained counter"
+    assert energy[1] == "sustained counter"
     assert power_watts(trial) == pytest.approx(metered_watts / 2)
 
 

@@ -459,13 +459,21 @@ def test_energy_and_warnings_in_every_format() -> None:
         ("–", "–"),
     ]
     (row,) = as_csv([metered("fp32", 256.0)])
-    assert (row["joules_per_unit"], row["joules_per_unit_low"], row["joules_per_unit_high"]) == ("1.0", "1.0", "1.0")
+    assert (row["joules_per_unit"], row["joules_per_unit_low"], row["joules_per_unit_high"]) == ("1.0", "", "")
     assert (row["energy_source"], row["power_watts"], row["warnings"]) == ("counter", "500.0", "clock-below-boost")
     found = as_json([metered("fp32", 256.0)])
     (warning,) = found["warnings"]
     assert (warning["key"], found["rows"][0]["warnings"]) == (found["rows"][0]["key"], warning["name"])
     assert set(warning) == {"key", "name", "seen", "cause", "advice"}
     assert as_json(JOB)["rows"][0]["warnings"] == ""
+
+
+def test_energy_is_that_of_all_processes_with_their_spread() -> None:
+    processes = [metered("fp32", 256.0 * joules, repeat=number) for number, joules in enumerate((0.99, 1.0, 1.01))]
+    (row,) = markdown_rows(processes, wide=True)
+    assert row["energy"].startswith("1 J/image [0.9")
+    (line,) = cost_lines(rows_of_steps([metered("fp32", 128.0), metered("fp32", 512.0, repeat=1)]), PRICES)
+    assert "a million samples cost 0.0694 in electricity" in line, "256 J a block"
 
 
 def test_costs_of_an_epoch_or_of_a_million_samples() -> None:

@@ -5,12 +5,12 @@ in older records, of the first alone; the other GPUs are then assumed to be like
 """
 
 import math
-import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from castwise.analysis import steady_metrics, training_metrics
-from castwise.analysis.statistics import student_quantile
+from castwise.analysis import steady_metrics
+from castwise.analysis.statistics import Estimate, estimate
 from castwise.errors import UsageError
 from castwise.records.schema import TelemetrySummary, Trial
 
@@ -19,43 +19,39 @@ SECONDS_PER_HOUR = 3600.0
 
 Source = Literal["sustained counter", "counter", "power × time"]
 
-_FEWEST_FOR_INTERVAL = 3
-# A tick is seen late by a time that is equally likely to be anything up to the interval between two looks. The
-# difference of two such delays is in 95 % of cases at most this share of it: about 1 - sqrt(0.05).
-_LATE_SHARE = 0.775
 # In interleaved sessions the power in a shorter block is a mean over other configurations' blocks, too (NVML: over the
 # last second), and the counter ticks too seldom to tell them apart.
 _LONG_ENOUGH_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Energy:
-    joules_per_unit: float  # of sustained steps: mean power × step time; else energy of all blocks ÷ their units
-    # Of the 95 % interval: how late a counter's tick may be seen; without sustained steps Student's t over blocks.
-    low: float | None
-    high: float | None  # None, as is `low`, if the blocks are too few
-    source: Source
+def energy_of(trials: Sequence[Trial]) -> tuple[Estimate, Source] | None:
+    """Return joules per unit of throughput over the processes that have them from the best source, and that source.
 
-
-def energy_of(trial: Trial, *, has_interval: bool = True) -> Energy | None:
-    """Return a trial's energy, of sustained steps or else of its blocks; None if it was not read.
-
-    The step's time is that of the sustained steps, too: if the host or a power limit sets the pace, blocks differ. The
-    interval of blocks needs scipy, which imports slowly.
+    The interval is that of the differences between processes: of one there is none. None if energy was not read.
     """
-    measured, block_step_seconds = trial.energy_measurement, steady_metrics.step_seconds(trial)
-    if measured is None or not measured.seconds or not block_step_seconds or trial.facts is None:
-        return _energy_of_blocks(trial, has_interval=has_interval)
-    watts = measured.joules / measured.seconds / measured.num_gpus
-    step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
-    value = step_joules / steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
-    share = _LATE_SHARE * measured.late_seconds / measured.seconds
-    return Energy(value, value * (1 - share), value * (1 + share), "sustained counter")
+    found = [each for trial in trials if (each := _energy_of(trial)) is not None and each[0] > 0]
+    source = min((source for _, source in found), key=get_args(Source).index, default=None)
+    over_all = estimate([joules for joules, own in found if own == source])
+    return None if over_all is None or source is None else (over_all, source)
 
 
 def joules_per_unit(trial: Trial) -> float | None:
-    energy = energy_of(trial, has_interval=False)
-    return None if energy is None else energy.joules_per_unit
+    energy = _energy_of(trial)
+    return None if energy is None else energy[0]
+
+
+def _energy_of(trial: Trial) -> tuple[float, Source] | None:
+    """Return a trial's energy, of sustained steps or else of its blocks; None if it was not read.
+
+    The step's time is that of the sustained steps, too: if the host or a power limit sets the pace, blocks differ.
+    """
+    measured, block_step_seconds = trial.energy_measurement, steady_metrics.step_seconds(trial)
+    if measured is None or not measured.seconds or not block_step_seconds or trial.facts is None:
+        return _energy_of_blocks(trial)
+    watts = measured.joules / measured.seconds / measured.num_gpus
+    step_joules = watts * trial.spec.world_size * (measured.step_seconds or block_step_seconds)
+    units = steady_metrics.units_per_step(trial.spec, trial.facts, steady_metrics.blocks_of(trial))
+    return step_joules / units, "sustained counter"
 
 
 def power_watts(trial: Trial) -> float | None:
@@ -82,7 +78,7 @@ def gpus_read(trial: Trial) -> int | None:
     return min((reading.num_gpus for reading in trial.readings), default=None)
 
 
-def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
+def _energy_of_blocks(trial: Trial) -> tuple[float, Source] | None:
     if _is_mixed(trial):
         return None
     pairs = [(reading, units) for reading, units in _units(trial) if reading.seconds and units]
@@ -97,15 +93,7 @@ def _energy_of_blocks(trial: Trial, *, has_interval: bool) -> Energy | None:
     known = [share * block for block in joules if block is not None]
     if not known or len(known) < len(joules):
         return None
-    units = [count for _, count in pairs]
-    value = sum(known) / sum(units)
-    half = None
-    if has_interval and len(known) >= _FEWEST_FOR_INTERVAL:
-        # On the wide side: what the counter has not yet counted in one block it counts in the next.
-        error = statistics.stdev(each / count for each, count in zip(known, units, strict=True)) / math.sqrt(len(known))
-        half = student_quantile(len(known) - 1, level=0.95) * error
-    low, high = (None, None) if half is None else (value - half, value + half)
-    return Energy(value, low, high, source)
+    return sum(known) / sum(count for _, count in pairs), source
 
 
 def _share_of_steps(trial: Trial) -> float:
@@ -156,21 +144,21 @@ class EpochCost:
     """What training on some samples takes, on all GPUs of a trial together; costs are in the prices' currency."""
 
     samples: int
-    seconds: float  # at the trial's throughput
+    seconds: float  # at the throughput of its table
     joules: float | None  # the GPUs', without the rest of the machine; None if it was not measured
     energy_cost: float | None  # None without a price per kWh or without the energy
     gpu_hour_cost: float | None  # None without a price per GPU hour
 
 
-def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
-    """Return what an epoch of so many samples, over all GPUs, costs; None if nothing was timed."""
-    throughput = steady_metrics.throughput(trial) or training_metrics.throughput(trial)
+def cost_of(trials: Sequence[Trial], throughput: float | None, samples: int, prices: Prices) -> EpochCost | None:
+    """Return what an epoch of so many samples, over all GPUs, costs at a throughput; None if nothing was timed."""
+    trial = trials[0]
     if not throughput or trial.facts is None:
         return None
     units = samples * trial.facts.units_per_sample
     seconds = units / throughput
-    per_unit = joules_per_unit(trial)
-    joules = None if per_unit is None else per_unit * units
+    energy = energy_of(trials)
+    joules = None if energy is None else energy[0].value * units
     energy_cost = gpu_hour_cost = None
     if joules is not None and prices.per_kwh is not None:
         energy_cost = joules / JOULES_PER_KWH * prices.per_kwh

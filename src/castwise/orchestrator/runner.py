@@ -650,7 +650,7 @@ class _RunningTrial:
         if self.spec.is_script and math.isfinite(seconds_left):
             each = max(length, warm_step_seconds(self._facts) or 0.0)
             num_blocks = min(num_blocks, max(1, int((seconds_left - lead_in) / each) - _SCRIPT_LEAD_IN_STEPS))
-        with telemetry.watch(self._gpus) as watch, telemetry.meter({} if self.has_prior else self._gpus) as meter:
+        with telemetry.watch(self._gpus) as watch, telemetry.meter(self._gpus) as meter:
             self._blocks += self.session.run_stretch(lead_in, num_blocks, length)
             meter.seconds = sum(block.seconds for block in self._blocks)
         for block in self._blocks:
@@ -665,9 +665,8 @@ class _RunningTrial:
         }
         self._readings += [watch.reading.model_copy(update=share)] * num_blocks
         self._counters.append(watch.counters)
-        if not self.has_prior:
-            num_steps = sum(block.num_steps for block in self._blocks)
-            self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
+        num_steps = sum(block.num_steps for block in self._blocks)
+        self._energy = meter.energy.model_copy(update={"step_seconds": meter.seconds / num_steps})
 
     def _lead_in(self) -> None:
         if self.spec.protocol.lead_in_seconds:

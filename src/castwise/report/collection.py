@@ -7,7 +7,7 @@ from typing import Any
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.causes import Diagnosis, diagnose
-from castwise.analysis.energy import joules_per_unit
+from castwise.analysis.energy import energy_of
 from castwise.analysis.result_table import MARGIN, Row, over_seeds, rows_of_runs, rows_of_steps
 from castwise.analysis.statistics import has_interval
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
@@ -43,7 +43,7 @@ def row_values(row: Row) -> dict[str, Any]:
         "peak_allocated_bytes": row.peak_allocated_bytes,
         "peak_reserved_bytes": row.peak_reserved_bytes,
         "driver_used_bytes": row.driver_used_bytes,
-        "joules_per_unit": joules_per_unit(row.trial),
+        "joules_per_unit": energy[0].value if (energy := energy_of(row.trials)) else None,
     }
 
 

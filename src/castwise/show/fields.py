@@ -162,7 +162,9 @@ def _count_text(name: str) -> Callable[[FlatRow], str]:
 
 
 def _energy_text(row: FlatRow) -> str:
-    return format_energy(row["joules_per_unit"], row["unit"])
+    ends = row.get("joules_per_unit_low"), row.get("joules_per_unit_high")
+    interval = format_interval(row["joules_per_unit"], *ends, "{:.3g}".format)
+    return with_interval(format_energy(row["joules_per_unit"], row["unit"]), interval)
 
 
 def _predicted_batch_text(row: FlatRow) -> str:

@@ -359,7 +359,7 @@ def costs(rows: Sequence[Row], prices: Prices) -> list[dict[str, Any]]:
 def _costs(rows: Sequence[Row], prices: Prices | None) -> list[tuple[Trial, EpochCost]]:
     if not prices:
         return []
-    found = ((row.trial, cost_of(row.trial, _epoch(row.trial) or _MILLION, prices)) for row in rows)
+    found = ((row.trial, cost_of(row.trials, row.throughput, _epoch(row.trial) or _MILLION, prices)) for row in rows)
     return [(trial, cost) for trial, cost in found if cost is not None]
 
 

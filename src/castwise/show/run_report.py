@@ -96,15 +96,13 @@ _COLOURS = {"faster": "green", "slower": "red", "inconclusive": "yellow", "one r
 
 
 def flat_row(row: Row) -> dict[str, Any]:
-    energy, float8 = energy_of(row.trial), float8_of(row.trials)
+    (joules, energy_source), float8 = energy_of(row.trials) or (None, None), float8_of(row.trials)
     return {
         **trial_values(row.trial),
         **model_flops_values(row.trials, row.step_seconds),
         **{name: getattr(float8, name, None) for name in ("min_sqnr_db", "max_underflow_share")},
-        "joules_per_unit": energy and energy.joules_per_unit,
-        "joules_per_unit_low": energy and energy.low,
-        "joules_per_unit_high": energy and energy.high,
-        "energy_source": energy and energy.source,
+        **estimate_values("joules_per_unit", joules),
+        "energy_source": energy_source,
         **values_of(COLUMNS, row),
     }
 
