@@ -320,7 +320,8 @@ def test_what_is_clear_after_one_process_is_said() -> None:
     twice = once(FP32, at("bf16-mixed", 2.1))
     assert (half.decision, emulated.decision, twice.decision) == ("stay", "stay", "take")
     assert (
-        "trains 2.10× as fast as fp32, in the same memory. At twice the speed or more, one run is eno" in twice.sentence
+        "trains 2.10× as fast as fp32, in the same peak allocated memory. At twice the speed or more, one run is eno"
+        in twice.sentence
     )
     assert "at 0.46× its speed. At half the speed or less, one run is enough." in half.sentence
     assert "at 0.75× its speed. It is emulated here, and one run shows that it is slower." in emulated.sentence

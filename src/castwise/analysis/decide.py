@@ -426,7 +426,8 @@ def _gain(advice: Advice) -> str:
         words += f" ({advice.over_fp32.value:.2f}× as fast as fp32)"
     words += _learned(row, reference)
     if (memory := advice.memory_ratio) is not None:
-        words += ", in the same memory" if 0.995 <= memory < 1.005 else f", in {memory:.2f}× the memory"
+        share = "the same" if 0.995 <= memory < 1.005 else f"{memory:.2f}× the"
+        words += f", in {share} peak allocated memory"
     if row.skipped_steps:
         words += f"; loss scaling skipped {row.skipped_steps} step{'s' if row.skipped_steps > 1 else ''}"
     return words
