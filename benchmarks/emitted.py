@@ -31,6 +31,7 @@ from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, parse_techniques
 from castwise.registry.workloads import find_workload
+from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
@@ -149,10 +150,11 @@ def table(paths: Sequence[Path]) -> str:
     for path in paths:
         document = json.loads(path.read_text())
         where = place_of(document["environment"], path.name[:10])
-        found |= {loop["name"]: loop | {"where": where} for loop in document["loops"]}
+        gpu = short_name(document["environment"]["gpu"] or "CPU")
+        found |= {loop["name"]: loop | {"where": where, "gpu": gpu} for loop in document["loops"]}
     places = "\n\n".join(where for where, _ in by_place(found.values()))
-    heading = "workload | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 1 %"
-    return "\n".join([places, "", *markdown(heading, "llrrrrl", map(_cells, found.values()))]) + "\n"
+    heading = "workload | GPU | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 1 %"
+    return "\n".join([places, "", *markdown(heading, "lllrrrrl", map(_cells, found.values()))]) + "\n"
 
 
 def _cells(loop: Mapping[str, Any]) -> list[object]:
@@ -161,7 +163,7 @@ def _cells(loop: Mapping[str, Any]) -> list[object]:
     words = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
     ours, script = ([run["per_second"] for run in loop["turns"] if run["side"] == side] for side in (CASTWISE, SCRIPT))
     if not ours or len(ours) != len(script):
-        return [name, words, *"––––", markdown_text(loop.get("failure", "not measured")[:200])]
+        return [name, loop["gpu"], words, *"––––", markdown_text(loop.get("failure", "not measured")[:200])]
     speed, ratio = estimate(ours), estimate([mine / other for mine, other in zip(script, ours, strict=True)])
     assert speed is not None
     assert ratio is not None
@@ -172,7 +174,7 @@ def _cells(loop: Mapping[str, Any]) -> list[object]:
         is_outside = ratio.high < 1 - GOAL or ratio.low > 1 + GOAL
         verdict = "yes" if is_within else "no" if is_outside else "undecided"
     rate = f"{format_rate(speed.value)} {loop.get('unit') or find_workload(spec.workload).unit}/s"
-    return [name, words, rate, f"{ratio.value:.3f}", interval, ratio.n, verdict]
+    return [name, loop["gpu"], words, rate, f"{ratio.value:.3f}", interval, ratio.n, verdict]
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from castwise.report.charts.chart import Chart
 from castwise.report.charts.registry import pictures_of
 from castwise.report.charts.svg import Bar, Key, Segment, bar_chart
 from castwise.report.files import SelectionOptions, find
+from castwise.report.machine_names import short_name
 from castwise.show.theme import FAINT, look_of
 from castwise.show.units import format_rate
 
@@ -59,7 +60,8 @@ def _bar(search: dict[str, Any]) -> Bar:
     best = min(max((row["total_speedup"] for row in alone), default=1.0), speedup)
     rate = f"{format_rate(last['throughput_per_second'])} {search['unit']}/s"
     segments = [Segment(best, FAINT), Segment(speedup - best, look_of(last["precision"]).colour)]
-    return Bar(search["workload"], segments, f"{speedup:.1f}× · {last['precision']}, {rate}")
+    name = f"{search['workload']}, {short_name(search['environment']['gpu'])}"
+    return Bar(name, segments, f"{speedup:.1f}× · {last['precision']}, {rate}")
 
 
 def _where(found: list[dict[str, Any]]) -> str:

@@ -19,6 +19,7 @@ from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import DEFAULT, PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.workloads import find_workload
+from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_bytes, format_percent, format_rate, format_ratio
 
@@ -53,7 +54,8 @@ def in_a_sentence(name: str, measured: Measured) -> str:
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
     predicted = f"; predicted from two small batches within {format_percent(max(errors))}" if errors else ""
     return (
-        f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{predicted}.\n"
+        f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{predicted}. "
+        + predictions(measured)
     )
 
 
@@ -95,9 +97,13 @@ def sentences(fits: Sequence[MaxBatch]) -> str:
 
 def loops_table(measured: Measured) -> str:
     """Return the largest batches of workloads that were searched in loops which differ in memory, and their speed."""
-    heading, rows = "workload | loop | largest batch | throughput there | over the plain loop's", list[list[object]]()
+    heading, rows = (
+        "workload | GPU | loop | largest batch | throughput there | over the plain loop's",
+        list[list[object]](),
+    )
     shown = [fits for name in measured for fits in measured[name] if any(fit.spec.techniques for fit in fits)]
     for fits in shown:
+        gpu = short_name(fits[0].trials[0].environment.device_name)
         speeds = {fit.spec.techniques: throughput(fit.largest) for fit in fits if fit.largest is not None}
         for fit in fits:
             speed, plain = speeds.get(fit.spec.techniques), speeds.get(())
@@ -105,10 +111,10 @@ def loops_table(measured: Measured) -> str:
                 continue
             rate = f"{format_rate(speed)} {find_workload(fit.spec.workload).unit}/s"
             batch = f"{fit.largest.spec.batch_size:,}"
-            rows.append([fit.spec.workload, loop_name(fit.spec), batch, rate, format_ratio(speed / plain)])
+            rows.append([fit.spec.workload, gpu, loop_name(fit.spec), batch, rate, format_ratio(speed / plain)])
     measured_at = [{"where": where_of(fits[0].trials[0]), "name": fits[0].spec.workload} for fits in shown]
     places = "\n\n".join(where for where, _ in by_place(measured_at))
-    return "\n".join([places, "", *markdown(heading, "llrrr", rows)]) + "\n"
+    return "\n".join([places, "", *markdown(heading, "lllrrr", rows)]) + "\n"
 
 
 def beside_sources(measured: Measured) -> str:
@@ -132,8 +138,8 @@ def predictions(measured: Measured) -> str:
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
     within = sum(error <= _NEAR for error in errors)
     return (
-        f"Of {len(errors)} predictions {within} lie within 3 % of the batches that were verified; the farthest lies "
-        f"{format_percent(max(errors))} from them.\n"
+        f"Of all {len(errors)} predictions on record {within} lie within 3 % of the batches that were verified; the "
+        f"farthest lies {format_percent(max(errors))} from them.\n"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from stored import RECORDS, markdown, place_of
 
 from castwise.registry.techniques import join
+from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 
@@ -23,7 +24,7 @@ def searches() -> dict[str, Search]:
 def summary() -> str:
     """Return a line per search: its first loop, the fastest loop, and what it took to find it."""
     heading = (
-        "workload | batch | first loop | fastest loop | throughput | over the first loop | peak memory, first "
+        "workload | GPU | batch | first loop | fastest loop | throughput | over the first loop | peak memory, first "
         "| peak memory | first step | trials | time | ended by"
     )
     cells = []
@@ -33,6 +34,7 @@ def summary() -> str:
         first, last = search["rows"][0], fastest_row(search)
         row = (
             name,
+            short_name(search["environment"]["gpu"]),
             search["batch_size"],
             f"{first['precision']}, {_rate(search, first)}",
             markdown_text(_loop(search["fastest"])),
@@ -47,7 +49,7 @@ def summary() -> str:
         )
         cells.append(row)
     measured = [f"- {', '.join(names)}: {place}" for place, names in places.items()]
-    return "\n".join([*markdown(heading, "lrrlrrrrrrrl", cells), "", *measured]) + "\n"
+    return "\n".join([*markdown(heading, "llrrlrrrrrrrl", cells), "", *measured]) + "\n"
 
 
 def accepted(name: str) -> str:
