@@ -9,8 +9,7 @@ from castwise.registry import workloads
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Unit
 
-# The least slowdown of sustained steps that is reported. Source: H200s far from their power limit took 0.2 to 0.4 %
-# less time in sustained steps than in blocks (docs/method.md), because there are no idle gaps.
+# The least slowdown of sustained steps that is reported. Source: chosen here.
 _LEAST_SLOWDOWN = 0.005
 _LEAST_BATCH_DIFFERENCE = 0.02  # of two scripts' batches, as a share. Source: chosen here
 

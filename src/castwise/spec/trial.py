@@ -44,7 +44,7 @@ CPU_PROTOCOL = MeasurementProtocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0
 )
 # Blocks on a GPU begin in the midst of steps: after an idle gap its clock differs, and the first launch takes longer.
-# Two readings of the telemetry take 10 ms, at times 17. Source: docs/method.md, "At the power limit".
+# Source: chosen here, longer than two readings of the telemetry take.
 _CUDA_LEAD_IN_SECONDS = 0.03
 CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_IN_SECONDS)
 # For a quick look: four trials of less than a second.
