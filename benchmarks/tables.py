@@ -23,6 +23,7 @@ import by_hand
 import causes
 import emitted
 import max_batch_tables
+import power_limit
 import real_packages
 import reference_tables
 import script_agreement
@@ -276,6 +277,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "frameworks": reference_tables.frameworks,
     "precision_code": reference_tables.code,
     "record_schema": reference_tables.schema_tables,
+    "power_limit": power_limit.table,
     "by_hand": lambda _: by_hand.table(sorted((RECORDS / "by_hand").glob("*.json"))),
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
