@@ -47,7 +47,7 @@ _NUM_OPTIMIZER_STEPS = 2
 _MAX_SKIPPED_STEPS = 40
 _ROUNDING = 0.01  # of a launch
 # Longer steps do not lead in: the pause before a block was seen to change it by 3 ms at most.
-# Source: docs/method.md, "At the power limit".
+# Source: chosen here.
 _MAX_LEAD_IN_SECONDS = 1.0
 
 
