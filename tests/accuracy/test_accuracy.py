@@ -17,7 +17,7 @@ from fake_records import steady
 import castwise
 from castwise.accuracy import search
 from castwise.accuracy.advice import with_accuracy
-from castwise.accuracy.render import sentences
+from castwise.accuracy.render import sentences, verdict_text
 from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_runs, rows_of_steps
@@ -69,6 +69,13 @@ def test_each_precision_has_a_verdict_and_stops_with_it(command: CommandLine) ->
     line = f"castwise why mnist-cnn --precision fp16-mixed,bf16-true --results {command.results} --numerics"
     lost = f"`{line}` shows in which layers numbers are lost."
     assert lost in json.loads(done.out)["sentences"]
+    words = " ".join(json.loads(done.out)["sentences"])
+    assert (
+        "wrong in at most 5 % of cases (one or more of seven in up to 21 %), in up to 14 % if differences are" in words
+    )
+    assert "5 pairs cannot rule out that up to 45 % of runs collapse." in words, "0.55 ** 5 is 0.05"
+    alone = asked(command, "--precision", "fp32,bf16-true", engine=engine)
+    assert "is wrong in" not in alone.out, "that no pair has a score is certain"
 
 
 def test_an_undecided_precision_gets_more_seeds(command: CommandLine) -> None:
@@ -288,16 +295,45 @@ def test_a_users_score_is_judged_by_a_share_of_the_baselines() -> None:
     assert [flat_row(run)["final_score"] for run in rows_of_runs(runs[:2])] == [20.0, 21.001]
 
 
-def test_the_baselines_own_divergence_is_told() -> None:
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (2, "bf16-mixed diverged in 2 of 8 runs. fp32 did in 1. That may be chance: more --seeds tell."),
+        (8, "bf16-mixed diverged in 8 of 8 runs. fp32 did in 1."),
+    ],
+)
+def test_the_baselines_own_divergence_is_told(count: int, words: str) -> None:
+    runs = []
+    for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(8)):
+        spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+        ended = {"score": 20.0 + seed, "num_steps": 24}
+        status = "diverged" if seed < (1 if precision == "fp32" else count) else "ok"
+        run = fake_run(spec, fake_epoch(spec).model_copy(update=ended)).model_copy(update={"status": status})
+        runs.append(run)
+    assert sentences(AccuracyResult(runs_of(runs, None, None)))[0] == words
+
+
+def test_two_runs_that_both_diverged_are_less_accurate_though_too_few_for_a_verdict() -> None:
+    runs = []
+    for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(2)):
+        spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
+        status = "diverged" if precision == "bf16-mixed" else "ok"
+        runs.append(fake_run(spec, fake_epoch(spec)).model_copy(update={"status": status}))
+    (_, found) = runs_of(runs, None, None)
+    assert (verdict_text(found), found.is_less_accurate) == ("diverged 2 of 2", True)
+
+
+def test_near_zero_the_margin_is_a_share_of_the_spread_between_seeds() -> None:
     runs = []
     for precision, seed in itertools.product(("fp32", "bf16-mixed"), range(5)):
         spec = fake_training(precision, {"epochs": 1, "validate_each_epoch": True}, seed=seed)
-        ended = {"score": 20.0 + seed, "num_steps": 24}
-        status = "diverged" if seed < (1 if precision == "fp32" else 3) else "ok"
-        run = fake_run(spec, fake_epoch(spec).model_copy(update=ended)).model_copy(update={"status": status})
-        runs.append(run)
-    words = sentences(AccuracyResult(runs_of(runs, None, None)))
-    assert words[0] == "bf16-mixed diverged in 3 of 5 runs. fp32 did in 1."
+        score = {"score": 2.0 * (seed - 2) + (0.001 if precision == "fp32" else 0.0)}
+        runs.append(fake_run(spec, fake_epoch(spec).model_copy(update=score)))
+    found = runs_of(runs, None, None)
+    assert found[0].metric.baseline == pytest.approx(8**0.5)
+    assert found[1].verdict is not None
+    assert found[1].verdict.kind == "as good", "0.001 is less than 1 % of the spread, and as much as the mean"
+    assert any("near 0" in words for words in sentences(AccuracyResult(found)))
 
 
 def test_a_worse_precision_that_skipped_many_steps_is_told_so() -> None:

@@ -44,7 +44,10 @@ def test_the_interval_is_students_over_the_differences() -> None:
         ([0.01, 0.011, 0.009, 0.0105, 0.0095], "better"),
         ([0.01, -0.01, 0.02, -0.02, 0.005], "not enough runs"),
         ([0.0001], "not enough runs"),
-        ([0.0001, None, 0.0002, 0.0, -0.0002], "diverged"),
+        ([0.0001, None, 0.0002, 0.0, -0.0002, 0.0001], "not enough runs"),  # one that diverged may be chance
+        ([-0.01, None, -0.011, -0.009, -0.0105, -0.0095], "worse"),
+        ([0.0001, None, None, None, None], "diverged"),  # by Fisher's exact test: 5 / 210
+        ([0.0001, 0.0001, None, None, None], "not enough runs"),  # 21 / 252
     ],
 )
 def test_kinds(differences: list[float | None], kind: str) -> None:
@@ -66,7 +69,8 @@ def test_only_who_diverges_more_often_than_the_baseline_is_told_so() -> None:
     assert judge(scores[:5], scores[:5], MARGIN, larger_is_better=True).kind == "not enough runs", "of 4 pairs"
     found = judge([0.9, None], [None, 0.9], MARGIN, larger_is_better=True)
     assert (found.kind, found.num_diverged, found.difference) == ("not enough runs", 1, None)
-    assert judge([0.9, None, 0.9], [None, 0.9, None], MARGIN, larger_is_better=True).kind == "diverged"
+    few = judge([0.9, None, 0.9], [None, 0.9, None], MARGIN, larger_is_better=True)
+    assert (few.kind, few.diverges_more) == ("not enough runs", True)
 
 
 def test_the_number_that_would_do_decides_at_the_same_spread() -> None:
@@ -114,7 +118,20 @@ def test_a_verdict_stays_as_it_was_when_it_was_reached() -> None:
     found = verdict_after(baseline, candidate, MARGIN, larger_is_better=True, num_seeds=8)
     assert (found.kind, found.num_pairs) == ("as good", 5)
     found = verdict_after(baseline, [*candidate[:7], None], MARGIN, **AFTER, num_seeds=8)
-    assert (found.kind, found.num_diverged) == ("diverged", 1), "unless a run diverged"
+    assert (found.kind, found.num_diverged) == ("not enough runs", 1), "unless a run diverged"
+    found = verdict_after([0.9] * 15, [*candidate[:5], *[None] * 10], MARGIN, **AFTER, num_seeds=15)
+    assert found.kind == "diverged"
+
+
+def test_equally_many_that_diverge_are_rarely_called_more() -> None:
+    draw = random.Random(0)
+    found = []
+    for _ in range(400):
+        baseline, candidate = ([None if draw.random() < 0.1 else 0.9 for _ in range(12)] for _ in range(2))
+        found.append(verdict_after(baseline, candidate, MARGIN, **AFTER, num_seeds=12).kind)
+    assert found.count("diverged") <= 0.05 * len(found)
+    often = [None, None, 0.9] * 4
+    assert verdict_after([0.9] * 12, often, MARGIN, **AFTER, num_seeds=12).kind == "diverged"
 
 
 @pytest.mark.parametrize(

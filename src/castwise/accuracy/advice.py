@@ -88,7 +88,7 @@ def _longest_runs(taken: Trial, trials: Collection[Trial]) -> Runs | None:
         for runs in runs_of(own, BASELINE, None) or runs_of(own, DEFAULT, None)
         if (runs.spec.precision, runs.spec.loss_scale) == (taken.spec.precision, taken.spec.loss_scale)
         if runs.verdict is not None
-        if runs.verdict.difference is not None or runs.verdict.kind == "diverged"
+        if runs.verdict.difference is not None or runs.is_less_accurate
     ]
 
     def rank(runs: Runs) -> tuple[float, ...]:

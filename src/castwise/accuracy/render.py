@@ -88,7 +88,7 @@ def sentences(result: AccuracyResult) -> list[str]:
     lines = _why_no_baseline(first)
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
     lines += [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
-    lines += filter(None, map(_skipped_steps, result.runs))
+    lines += [*_how_sure(result), *filter(None, map(_skipped_steps, result.runs))]
     bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
     if bad and not is_object(first.spec.workload):
         line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
@@ -114,6 +114,25 @@ def _why_no_baseline(runs: Runs) -> list[str]:
     return [f"{runs.spec.precision}, the baseline, {how} in every run: nothing can be compared with it."]
 
 
+def _how_sure(result: AccuracyResult) -> list[str]:
+    """Return what the margin is if the score is near 0, how often verdicts are wrong, and what they cannot see.
+
+    Source: benchmarks/accuracy_errors.py.
+    """
+    given = [each.verdict for each in result.runs if each.verdict is not None and each.verdict.is_decided]
+    given = [verdict for verdict in given if verdict.kind != "diverged"]
+    lines = ["The mean score is near 0: the margin is a share of the spread between seeds, which is larger."]
+    lines = lines if result.metric.is_near_zero else []
+    if not given:
+        return lines
+    several = " (one or more of seven in up to 21 %)" if len(given) > 1 else ""
+    line = f"A verdict is wrong in at most 5 % of cases{several}, in up to 14 % if differences are skewed."
+    if fewest := min((verdict.num_pairs for verdict in given if verdict.kind == "as good"), default=0):
+        unseen = 1 - 0.05 ** (1 / fewest)  # so many runs without one have a chance of 5 %
+        line += f" {fewest} pairs cannot rule out that up to {format_share(unseen)} of runs collapse."
+    return [*lines, line]
+
+
 def _skipped_steps(runs: Runs) -> str:
     """Return what share of its steps a worse precision skipped; empty if that is little."""
     if runs.verdict is None or runs.verdict.kind != "worse":
@@ -132,14 +151,16 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
     if verdict is None:
         assert runs.failed is not None
         return f"{name} gave no score: {runs.failed.message.rstrip('.')}."
-    pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
     compared = compared_text(runs)
+    too = f"in {verdict.num_others}" if verdict.num_others else "not"
+    diverged = f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did {too}."
     match verdict.kind:
         case "diverged":
-            of_other = sum(score is None for score in result.baseline.scores[: verdict.num_runs])
-            too = f"in {of_other}" if of_other else "not"
-            return f"{name} diverged in {verdict.num_diverged} of {verdict.num_runs} runs. {other} did {too}."
+            return diverged
+        case "not enough runs" if verdict.diverges_more:
+            return f"{diverged} That may be chance: more --seeds tell."
         case "not enough runs" if not compared:
+            pairs = pluralize(verdict.num_pairs, "pair") + " of runs"
             return f"{name} cannot be compared with {other}: {pairs} with a score, and 2 are the fewest."
         case "not enough runs":
             more, needed = "", verdict.pairs_needed

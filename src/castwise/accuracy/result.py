@@ -29,6 +29,7 @@ class Metric:
     name: Literal["accuracy", "perplexity", "score"]  # the last of a user's own model
     larger_is_better: bool
     baseline: float = 1.0  # the size of the baseline's score, of which the margin of a user's score is a share
+    is_near_zero: bool = False  # whether that size is the spread between seeds, which is larger than the mean
 
     def score(self, epoch: Epoch) -> float | None:
         """Return an epoch's accuracy, the logarithm of its perplexity, or its score; None if it was not validated."""
@@ -78,8 +79,11 @@ class Runs:
 
     @property
     def is_less_accurate(self) -> bool:
-        """Return whether they train worse than the baseline's, or some of them diverged."""
-        return self.verdict is not None and self.verdict.kind in ("worse", "diverged")
+        """Return whether they train worse than the baseline's, diverge more often, or all diverged as none of its."""
+        if self.verdict is None:
+            return False
+        has_lost_all = self.mean is None and all(_final(trial, self.metric) is not None for trial in self.baseline)
+        return has_lost_all or self.verdict.kind in ("worse", "diverged")
 
     @property
     def margin(self) -> float:
@@ -262,7 +266,8 @@ def metric_of(trials: Sequence[Trial]) -> Metric:
     if scores:
         facts = trials[0].facts
         is_higher = facts is not None and bool(facts.higher_is_better)
-        return Metric("score", is_higher, abs(statistics.fmean(scores)) or 1.0)
+        mean, spread = abs(statistics.fmean(scores)), statistics.pstdev(scores)
+        return Metric("score", is_higher, max(mean, spread) or 1.0, is_near_zero=spread > mean)
     if any(epoch.accuracy is not None for epoch in ends):
         return Metric("accuracy", larger_is_better=True)
     is_own = bool(trials) and trials[0].spec.user_model is not None  # none of whose runs has a score

@@ -4,6 +4,7 @@ The interval is Student's, of the mean of the paired differences. A precision is
 within the margin (two one-sided tests: Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987). Whoever looks after every run
 and stops as soon as there is a verdict is wrong more often than 5 % of the time. So verdicts are given at few numbers
 of pairs, and the 5 % are divided equally among them (Bonferroni's inequality holds whatever the looks have in common).
+That runs diverge is tested, too (Fisher's exact test): equally many may diverge by chance.
 benchmarks/accuracy_errors.py simulates how often verdicts are wrong.
 """
 
@@ -33,12 +34,18 @@ class AccuracyVerdict:
     num_pairs: int  # in which both runs ended with a score
     num_runs: int  # the candidate's
     num_diverged: int  # of these
+    num_others: int  # of the baseline's that diverged
     pairs_needed: int | None = None  # for "not enough runs": how many would do at this mean and spread, if any would
 
     @property
     def is_decided(self) -> bool:
         """Return whether more runs would change nothing."""
         return self.kind != "not enough runs"
+
+    @property
+    def diverges_more(self) -> bool:
+        """Return whether more runs diverged than the baseline's, be it by chance."""
+        return self.num_diverged > self.num_others
 
 
 def verdict_after(
@@ -65,8 +72,9 @@ def verdict_after(
     of_all = judged(count)
     if of_all.kind == "diverged":
         return of_all
+    final = ("worse",) if of_all.diverges_more else ("worse", "as good", "better")
     for verdict in (judged(look) for look in looks if look < count):
-        if verdict.is_decided and verdict.kind != "diverged":
+        if verdict.kind in final:
             return verdict
     if of_all.is_decided and count in looks:
         return of_all
@@ -106,18 +114,31 @@ def judge(
     sign = 1.0 if larger_is_better else -1.0
     runs = list(zip(baseline, candidate, strict=True))
     pairs = [(sign * other, sign * own) for other, own in runs if other is not None and own is not None]
-    num_diverged = sum(own is None for own in candidate)
-    has_diverged = num_diverged > sum(other is None for other in baseline)
+    num_diverged, num_others = (sum(score is None for score in scores) for scores in (candidate, baseline))
+    error = _ERROR / num_looks
+    has_diverged = _chance_of(num_diverged, num_others, len(runs)) <= error
     kind: AccuracyKind = "diverged" if has_diverged else "not enough runs"
     found, needed = None, None
     if len(pairs) >= _FEWEST:
-        level = 1 - _ERROR / num_looks
-        found = paired_difference([other for other, _ in pairs], [own for _, own in pairs], level)
+        found = paired_difference([other for other, _ in pairs], [own for _, own in pairs], 1 - error)
         # The spread of fewer pairs says little: two that differ by the same have an interval of no width.
-        kind = kind if has_diverged or len(pairs) < FIRST_LOOK else _kind_of(found, margin)
-        if kind == "not enough runs":
+        of_pairs = _kind_of(found, margin) if len(pairs) >= FIRST_LOOK else "not enough runs"
+        # What diverged more often, be it by chance, is not as good for the runs that are left.
+        if not has_diverged and (num_diverged <= num_others or of_pairs == "worse"):
+            kind = of_pairs
+        if kind == of_pairs == "not enough runs":
             needed = _pairs_needed([own - other for other, own in pairs], margin, num_looks)
-    return AccuracyVerdict(kind, found, len(pairs), len(candidate), num_diverged, needed)
+    return AccuracyVerdict(kind, found, len(pairs), len(candidate), num_diverged, num_others, needed)
+
+
+def _chance_of(num_diverged: int, num_others: int, num_runs: int) -> float:
+    """Return the chance that at least so many of all that diverged are the candidate's, if both diverge equally often.
+
+    Source: R. A. Fisher, "The Design of Experiments" (1935), chapter 2.
+    """
+    total = num_diverged + num_others
+    ways = [math.comb(num_runs, own) * math.comb(num_runs, total - own) for own in range(num_diverged, total + 1)]
+    return sum(ways) / math.comb(2 * num_runs, total)
 
 
 def _kind_of(found: Difference, margin: float) -> AccuracyKind:
