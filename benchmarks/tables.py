@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aa
 import accuracy_errors
+import accuracy_tables
 import by_hand
 import causes
 import emitted
@@ -267,7 +268,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "runs": runs,
     "script_lines": emitted.lines_table,
     "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "accuracy": accuracy_tables.real,
     "accuracy_errors": accuracy_errors.table,
+    "accuracy_sources": accuracy_tables.sources,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
     "commands": reference_tables.commands,
