@@ -2,14 +2,17 @@
 
 import functools
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import accuracy_tables
 import by_hand
 import emitted
 import hand_loops
 import hero
+import power_limit
 import pytest
 import real_packages
 import search_tables
@@ -43,6 +46,27 @@ def test_the_pictures_are_up_to_date() -> None:
 def test_no_document_has_an_empty_table() -> None:
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert not [path.name for path in documents if "-->\n<!-- /table" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("excess", "spread", "verdict"),
+    [(0.001, 0.001, "yes"), (0.03, 0.001, "no"), (0.009, 0.003, "not shown"), (0.0, 0.05, "not shown")],
+)
+def test_figures_at_the_power_limit_agree_only_if_their_interval_lies_within_1_percent(
+    excess: float, spread: float, verdict: str
+) -> None:
+    alone = [100 * (1 + spread * (turn - 2)) for turn in range(5)]
+    turns = [{"castwise": {"default": (1 + excess) * speed}, "alone": {"default": speed}} for speed in alone]
+    (row,) = power_limit.rows_of("resnet50:default:compile", turns)
+    assert row[-1] == verdict
+
+
+def test_recorded_training_runs_are_judged_as_the_command_does() -> None:
+    """By looks at as many seeds as are on record, of which 15 and 22 are none; too few that diverge are no verdict."""
+    words = accuracy_tables.real("fast-wikitext2")
+    assert re.search(r"`tf32` \| 15 \|.*not enough runs \| 15 of 20", words)
+    assert re.search(r"`fp16-true` \| 5 \|.*diverged 5 of 5", words)
+    assert "not enough runs, diverged 3 of 3" in accuracy_tables.sources("wrn-cifar10")
 
 
 @pytest.mark.parametrize("name", sorted(search_tables.searches()))
