@@ -9,11 +9,13 @@ import pytest
 from castwise.analysis.statistics import (
     Estimate,
     estimate,
+    level_of,
     mean_difference,
     noise_of,
     paired_ratio,
     pseudomedian,
     required_blocks,
+    student_quantile,
     verdict_of,
 )
 
@@ -22,11 +24,21 @@ def test_estimate_is_the_geometric_mean_with_students_interval() -> None:
     found = estimate([1.0, 2.0, 4.0])
     assert found is not None
     assert found.value == pytest.approx(2.0)
-    # By hand: logarithms -ln 2, 0, ln 2 round ln 2; standard deviation ln 2; t(2 degrees, 98.25 %) = 5.2039.
-    assert math.log(found.high / found.value) == pytest.approx(5.2039 * math.log(2) / math.sqrt(3), rel=1e-4)
+    # By hand: logarithms -ln 2, 0, ln 2 round ln 2; standard deviation ln 2; t(2 degrees, 98.5 %) = 5.6428.
+    assert math.log(found.high / found.value) == pytest.approx(5.6428 * math.log(2) / math.sqrt(3), rel=1e-4)
     assert found.low * found.high == pytest.approx(found.value**2)
     assert found.n == 3
     assert found.half_width == pytest.approx(found.high / found.value - 1)
+
+
+def test_more_looks_have_a_higher_level() -> None:
+    assert level_of(3) == level_of(5) < level_of(6) == level_of(12)
+    levels = [level_of(5), level_of(6)]
+    for count, level in zip((5, 6), levels, strict=True):
+        found = estimate([math.exp(value) for value in range(count)])
+        assert found is not None
+        error = statistics.stdev(range(count)) / math.sqrt(count)
+        assert math.log(found.high / found.value) == pytest.approx(student_quantile(count - 1, level) * error)
 
 
 def test_one_process_has_no_interval() -> None:

@@ -21,6 +21,7 @@ from castwise.orchestrator.runner import InterleavedSession, NullListener, Trial
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
+from castwise.spec.options import DurationOptions
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel
 
@@ -319,6 +320,21 @@ def test_without_a_width_asked_for_rounds_end_when_the_fastest_is_known(
     made.gain = gain
     compared = compare(made, max_rounds=5, one_look=one_look)
     assert [len(of(compared, name)) for name in NAMES] == num_processes, speedup_of(compared, "fp16-mixed")
+
+
+def test_a_width_ends_rounds_whatever_the_verdict() -> None:
+    """Who goes on while 1 is in the interval ends when it is outside by chance."""
+    for ratio in (Estimate(1.004, 0.995, 1.013, 3), Estimate(1.02, 1.011, 1.029, 3), Estimate(1.0, 0.991, 1.009, 3)):
+        assert StopRule().is_answered(ratio)
+    assert not StopRule().is_answered(Estimate(1.02, 1.009, 1.031, 3))
+    assert not StopRule().is_answered(Estimate(1.004, 0.995, 1.013, 2))
+
+
+def test_a_margin_below_the_width_is_the_width() -> None:
+    """Or else no interval lies within the margin."""
+    widths = {margin: StopRule.of(DurationOptions(margin=margin)).half_width for margin in (0.005, None, 0.03)}
+    assert widths == {0.005: 0.005, None: 0.01, 0.03: 0.01}
+    assert StopRule.of(DurationOptions(margin=0.005, within=0.02)).half_width == 0.02
 
 
 class ClockedSession(FakeSession):

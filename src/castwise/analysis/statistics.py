@@ -1,7 +1,7 @@
 """Figures with intervals: the process is the replicate, and each process gives one value, its pseudomedian.
 
 Blocks of one process agree better than two processes do, so an interval from blocks alone calls equal configurations
-different. Here it is Student's over the processes' logarithms (Biometrika 6, 1908), at the level `LEVEL`.
+different. Here it is Student's over the processes' logarithms (Biometrika 6, 1908), at `level_of`.
 """
 
 import math
@@ -16,9 +16,10 @@ from castwise.spec.quantities import TOO_NOISY, format_interval, format_share
 VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
 
 # What is called a 95 % interval is Student's at this level: rounds are added until the interval is narrow enough, so
-# intervals that happen to look narrow end early, and at 95 % only 92.7 to 95 % of them would contain the true value.
-# Source: benchmarks/coverage.py, which simulates it.
-LEVEL = 0.965
+# intervals that happen to look narrow end early. At 95 % fewer of them would contain the true value. Each round beyond
+# the fifth is one more chance to end early, so that their level is higher. Source: benchmarks/coverage.py.
+LEVEL, _LEVEL_OF_MANY = 0.97, 0.985
+FEW_ROUNDS = 5
 MIN_PROCESSES = 2
 FEWEST_BLOCKS = 4  # for quartiles
 MOST_ROUNDS = 12  # of fresh processes, unless a number is asked for
@@ -61,8 +62,13 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return None
     if any(not (value > 0 and math.isfinite(value)) for value in values):
         raise ValueError("an estimate is made of positive, finite figures")
-    found = _mean([math.log(value) for value in values], LEVEL)
+    found = _mean([math.log(value) for value in values], level_of(len(values)))
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), len(values))
+
+
+def level_of(num_rounds: int) -> float:
+    """Return the level of what is called a 95 % interval of as many rounds."""
+    return LEVEL if num_rounds <= FEW_ROUNDS else _LEVEL_OF_MANY
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
@@ -88,7 +94,8 @@ def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> 
 
     It is the ratio of two geometric means, with Welch's interval; there is none if a side has one process only.
     """
-    found = mean_difference([math.log(value) for value in candidate], [math.log(value) for value in baseline])
+    level = level_of(max(len(baseline), len(candidate)))
+    found = mean_difference([math.log(value) for value in candidate], [math.log(value) for value in baseline], level)
     n = min(len(baseline), len(candidate))
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), n)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from castwise.analysis.decide import one_process_shows
 from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
-from castwise.analysis.statistics import FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile, verdict_of
+from castwise.analysis.statistics import FEW_ROUNDS, FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
@@ -26,8 +26,6 @@ from castwise.spec.trial import TrialSpec
 # What a process holds on the device besides its tensors: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
-# Rounds at the most if nothing is asked for: three have an interval, and two more may settle a doubtful verdict.
-_FEW_ROUNDS = 5
 # Without a width asked for, an interval need not be narrower than this share of the logarithm of a speed-up.
 _SHARE_OF_GAIN = 0.1
 # Of a budget: what is not warm so long after its end is not waited for. Source: chosen here.
@@ -40,8 +38,7 @@ Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 @dataclass(frozen=True)
 class StopRule:
-    # Of every speed-up's interval, as a share of it: narrow enough if the verdict is not in doubt.
-    half_width: float = 0.01
+    half_width: float = 0.01  # of every speed-up's interval, as a share of it: narrow enough
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = MOST_ROUNDS
@@ -54,9 +51,9 @@ class StopRule:
     def of(cls, options: DurationOptions) -> "StopRule":
         """Return the rule that a user asks for; without any of `within`, `budget` and `rounds` a few rounds."""
         is_open = options.within is None and options.budget_seconds is None
-        max_rounds = options.rounds or (_FEW_ROUNDS if is_open else cls.max_rounds)
+        max_rounds = options.rounds or (FEW_ROUNDS if is_open else cls.max_rounds)
         return cls(
-            half_width=options.within or cls.half_width,
+            half_width=options.within or min(cls.half_width, options.margin or cls.margin),
             margin=options.margin or cls.margin,
             min_rounds=min(cls.min_rounds, max_rounds),
             max_rounds=max_rounds,
@@ -65,11 +62,12 @@ class StopRule:
         )
 
     def is_answered(self, ratio: Estimate) -> bool:
-        """Return whether a speed-up is known well enough, and its verdict is not in doubt."""
+        """Return whether a speed-up is known well enough.
+
+        Its width alone decides: who goes on until 1 is outside of the interval finds differences where there are none.
+        """
         share_of_gain = _SHARE_OF_GAIN * abs(math.log(ratio.value)) if self.one_look else 0.0
-        if ratio.n < self.min_rounds or ratio.half_width > max(self.half_width, share_of_gain):
-            return False
-        return verdict_of(ratio, self.margin).kind != "inconclusive"
+        return ratio.n >= self.min_rounds and ratio.half_width <= max(self.half_width, share_of_gain)
 
 
 class Rounds:
