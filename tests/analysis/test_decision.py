@@ -5,7 +5,7 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from syrupy.assertion import SnapshotAssertion
 
-from castwise.analysis.decide import Advice, Decision, decide
+from castwise.analysis.decide import Advice, Decision, _ratios_over, decide
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import Environment, Status, Trial
 from castwise.spec.user_model import UserModel
@@ -510,3 +510,52 @@ def test_a_script_is_compared_with_itself_as_written_and_told_how_to_wait_less()
     assert "with applied.autocast" in advice.code
     assert "the step waits 40 % of the time for its next batch" in advice.limit
     assert "(--techniques loader-workers); DataLoader(..., num_workers=min(8, os.cpu_count())" in advice.limit
+
+
+NOISE = (0.98, 1.01, 1.02)
+OTHERS = ("tf32", "fp16-mixed", "bf16-master", "fp16-master")
+
+
+def test_of_several_that_gain_nothing_the_luckiest_is_not_taken() -> None:
+    """Its interval lies above 1, as that of some among several does by chance."""
+    lucky = rounds(FP32, at("bf16-mixed", 1.16), gains=(0.96, 1.0, 1.04))
+    assert advise(*lucky).decision == "take"
+    rest = [
+        trial
+        for trial in rounds(FP32, *(at(name, 1) for name in OTHERS), gains=(0.999, 1.001, 1.0))
+        if trial.spec.precision != "fp32"
+    ]
+    advice = advise(*lucky, *rest)
+    assert (advice.decision, [row.precision for row in advice.rivals]) == ("undecided", ["bf16-mixed"])
+    plain = next(row for row in advice.rows if row.precision == "bf16-mixed").speedup_estimate
+    assert plain is not None
+    assert advice.over_next is not None
+    assert advice.over_next.low < 1 < plain.low
+    assert (advice.over_next.value, advice.over_next.high) == (plain.value, plain.high)
+
+
+def test_proven_gains_leave_the_others_the_level_of_fewer() -> None:
+    """Holm's procedure: of five, the four that are proven do not widen the interval of the fifth."""
+    fifth = rounds(FP32, at("bf16-mixed", 1.16), gains=(0.96, 1.0, 1.04))
+    clear = [
+        trial
+        for trial in rounds(FP32, *(at(name, 1.9) for name in OTHERS), gains=NOISE)
+        if trial.spec.precision != "fp32"
+    ]
+    alone, among = (rows_of_steps(trials) for trials in (fifth, fifth + clear))
+    low = {row.precision: ratio.low for row, ratio in _ratios_over(among[0], among[1:])}
+    assert low["bf16-mixed"] == among[1].over(among[0]).low == alone[1].over(alone[0]).low
+
+
+def test_the_luck_of_the_fastest_of_several_is_said() -> None:
+    """Each of three was the fastest in one of three rounds, by as much."""
+    trials = rounds(FP32)
+    for index, name in enumerate(("bf16-mixed", "fp16-mixed", "tf32")):
+        for repeat in range(3):
+            speed = 2.0 if repeat == index else 1.7
+            trial = at(name, speed, repeat=repeat)
+            trials.append(trial.model_copy(update={"session_id": f"s{repeat}"}))
+    advice = advise(*trials)
+    assert advice.decision == "take"
+    assert advice.how_sure.endswith(", expect 1.70× (the fastest of several is so by luck, too)"), advice.how_sure
+    assert "expect" not in advise(*rounds(FP32, at("bf16-mixed", 1.8), gains=NOISE)).how_sure

@@ -9,6 +9,7 @@ import pytest
 from castwise.analysis.statistics import (
     Estimate,
     estimate,
+    independent_ratio,
     level_of,
     mean_difference,
     noise_of,
@@ -39,6 +40,20 @@ def test_more_looks_have_a_higher_level() -> None:
         assert found is not None
         error = statistics.stdev(range(count)) / math.sqrt(count)
         assert math.log(found.high / found.value) == pytest.approx(student_quantile(count - 1, level) * error)
+
+
+def test_one_of_a_family_has_a_higher_level() -> None:
+    for rounds in (3, 12):
+        errors = [1 - level_of(rounds, family) for family in (1, 2, 4, 8)]
+        # The whole error of one ratio is on the one side that counts in a family.
+        assert errors == pytest.approx([errors[0], errors[0], errors[0] / 2, errors[0] / 4])
+    for sides in (([1.0, 1.1, 1.2],), ([1.0, 1.1, 1.2], [1.0, 1.1, 1.3])):
+        function = estimate if len(sides) == 1 else independent_ratio
+        alone, one_of_eight = function(*sides), function(*sides, family=8)
+        assert alone is not None
+        assert one_of_eight is not None
+        assert (one_of_eight.value, one_of_eight.n) == (alone.value, alone.n)
+        assert one_of_eight.low < alone.low < alone.high < one_of_eight.high
 
 
 def test_one_process_has_no_interval() -> None:

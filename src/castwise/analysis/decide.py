@@ -53,6 +53,9 @@ CLEAR = 2.0
 # differed by 0.39 to 2.09.
 _CLEAR_WITH_DOUBTS = 5.0
 
+# From this factor on, and of so many sessions, it is said that what was chosen is as fast by luck, too.
+_LUCK, _FEWEST_SESSIONS = 1.01, 3
+
 Decision = Literal["take", "stay", "undecided", "nothing"]
 
 # Why a reference has no figures, by its status.
@@ -96,6 +99,7 @@ class Advice:
     over_written: Estimate | None = None  # the row's speed-up over the script as written
     over_default: Estimate | None = None  # over PyTorch's default in the plain loop
     over_fp32: Estimate | None = None  # and over fp32
+    expected: float | None = None  # the row's speed-up over the reference without the luck that made it the fastest
     memory_ratio: float | None = None  # peak allocated over that of what it is compared with
     sentence: str = ""
     written: str = ""  # of a script: what it trains in as written, and what that loses; empty if that is plain float32
@@ -218,14 +222,48 @@ def _decide(rows: list[Row]) -> Advice:
     candidates = _candidates(measured, reference)
     if reference is None:
         return _decide_without_reference(advice, candidates)
-    ratios = [(row, ratio) for row in candidates if (ratio := row.over(reference)) is not None]
+    ratios = _ratios_over(reference, candidates)
     if not ratios:
         failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
         why = ", ".join(failed) or "no other precision was measured (--precision names them, --budget gives time)"
         return replace(advice, why=why)
     if proven := [row for row, ratio in ratios if _is_proven(ratio, reference, row)]:
-        return _with_row(replace(advice, decision="take"), _simplest_of_the_fastest(proven))
+        advice = replace(advice, decision="take", expected=_expected(proven, reference))
+        return _with_row(advice, _simplest_of_the_fastest(proven))
     return _decide_without_proof(advice, reference, ratios)
+
+
+def _ratios_over(reference: Row, candidates: Sequence[Row]) -> list[tuple[Row, Estimate]]:
+    """Return the ratios of rows to one, with low ends that hold for the choice among them.
+
+    The more rows there are to choose among, the more likely one of them looks faster by chance.
+    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979).
+    """
+    ratios = {row: ratio for row in candidates if (ratio := row.over(reference)) is not None}
+    left = [row for row, ratio in ratios.items() if _is_known(ratio)]
+    while left:
+        bounds = {row: row.over(reference, family=len(left)) or ratios[row] for row in left}
+        ratios |= {row: replace(ratios[row], low=bound.low) for row, bound in bounds.items()}
+        proven = [row for row in left if ratios[row].low > 1]
+        left = [row for row in left if row not in proven] if proven else []
+    return list(ratios.items())
+
+
+def _expected(proven: Sequence[Row], reference: Row) -> float | None:
+    """Return how fast the choice is if luck has no part in it; None if that cannot be told, and of training runs.
+
+    Each session says how fast the one is that the others choose: the fastest of several is so by luck, too.
+    """
+    values = []
+    for own in reference.trials:
+        others = {row: [trial for trial in row.trials if trial.session_id != own.session_id] for row in proven}
+        ratios = {row: speedup_estimate(reference.trials, trials) for row, trials in others.items()}
+        speeds = {row: ratio.value for row, ratio in ratios.items() if ratio is not None}
+        chosen = _simplest_of_the_fastest(list(speeds), speeds.__getitem__).trials if speeds else ()
+        kept = [trial for trial in chosen if trial.session_id == own.session_id]
+        if (ratio := speedup_estimate([own], kept)) is not None:
+            values.append(ratio.value)
+    return statistics.geometric_mean(values) if len(values) >= _FEWEST_SESSIONS and not _is_run(proven) else None
 
 
 def _decide_without_proof(advice: Advice, reference: Row, ratios: Sequence[tuple[Row, Estimate]]) -> Advice:
@@ -303,6 +341,9 @@ def _with_row(advice: Advice, row: Row) -> Advice:
     reference, references = advice.reference, references_among(advice.rows)
     assert reference is not None
     over = {other.precision: row.over(other) for other in references if other is not row and _is_measured(other)}
+    luck, stated = "", row.over(reference)
+    if advice.expected is not None and stated is not None and stated.value >= _LUCK * advice.expected:
+        luck = f", expect {advice.expected:.2f}× (the fastest of several is so by luck, too)"
     memory = None
     if row.peak_allocated_bytes and reference.peak_allocated_bytes:
         memory = row.peak_allocated_bytes / reference.peak_allocated_bytes
@@ -318,7 +359,7 @@ def _with_row(advice: Advice, row: Row) -> Advice:
         over_fp32=over.get(BASELINE),
         memory_ratio=memory,
         why=_waiting(row) or _why(row, advice.rows),
-        how_sure=_how_sure(reference, row),
+        how_sure=_how_sure(reference, row) + luck,
         cut=cut,
     )
 
@@ -529,12 +570,13 @@ def _with_code(advice: Advice) -> Advice:
     return replace(advice, code=code, snippets=snippets)
 
 
-def _simplest_of_the_fastest(rows: Sequence[Row]) -> Row:
+def _simplest_of_the_fastest(rows: Sequence[Row], speed: Callable[[Row], float] | None = None) -> Row:
     """Return the fastest row, or of those hardly slower the one that changes the loop least."""
-    fastest = max(_speed(row) for row in rows)
-    near = [row for row in rows if _speed(row) * WORTHWHILE >= fastest]
+    speed = speed or _speed
+    fastest = max(speed(row) for row in rows)
+    near = [row for row in rows if speed(row) * WORTHWHILE >= fastest]
     # Of loops as simple as each other the one that was measured most: the fastest of many is so by luck.
-    return min(near, key=lambda row: (changes_of(row.trial.spec), -len(row.trials), -_speed(row)))
+    return min(near, key=lambda row: (changes_of(row.trial.spec), -len(row.trials), -speed(row)))
 
 
 def changes_of(spec: TrialSpec) -> int:

@@ -121,15 +121,15 @@ class Row:
     def driver_used_bytes(self) -> int | None:
         return steady_metrics.largest(map(training_metrics.driver_used_bytes, self.trials))
 
-    def over(self, other: "Row") -> Estimate | None:
+    def over(self, other: "Row", *, family: int = 1) -> Estimate | None:
         """Return how many times as fast it is as another row, whatever their loops; of runs seed by seed."""
         if other is self:
             return Estimate(1.0, 1.0, 1.0, len(self.trials))
         if self.trial.spec.kind == "steady":
-            return speedup_estimate(other.trials, self.trials)
+            return speedup_estimate(other.trials, self.trials, family=family)
         baselines = {trial.spec.seed: trial for trial in other.trials}
         ratios = (training_metrics.speedup(baselines.get(trial.spec.seed), trial) for trial in self.trials)
-        return estimate([ratio for ratio in ratios if ratio])
+        return estimate([ratio for ratio in ratios if ratio], family=family)
 
 
 def _value(found: Estimate | None) -> float | None:

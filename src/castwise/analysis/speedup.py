@@ -32,7 +32,7 @@ _STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
 GPUS = ("world_size", "num_nodes", "parallelism")
 
 
-def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial], *, family: int = 1) -> Estimate | None:
     """Return the speed-up of one configuration over another, None if either was not measured.
 
     Each session gives one ratio, that of the pseudomedians of the blocks; of scripts whose timed batches differ in
@@ -55,11 +55,11 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     if not fewest:
         return None
     if len(paired) >= min(MIN_PROCESSES, fewest):
-        found = estimate(paired)
+        found = estimate(paired, family=family)
     else:
         first = baselines[:1]
         sides = ([_step_seconds(each) / batch_ratio([each], first) for each in side] for side in (baselines, trials))
-        found = independent_ratio(*sides)
+        found = independent_ratio(*sides, family=family)
     return _widened(found, baselines, trials)
 
 

@@ -52,7 +52,7 @@ class Verdict:
     ratio: Estimate | None  # the speed-up; None if the two cannot be compared
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate(values: Sequence[float], *, family: int = 1) -> Estimate | None:
     """Return the geometric mean of positive figures, one for each process, with its interval; None without figures.
 
     Raises:
@@ -62,13 +62,17 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return None
     if any(not (value > 0 and math.isfinite(value)) for value in values):
         raise ValueError("an estimate is made of positive, finite figures")
-    found = _mean([math.log(value) for value in values], level_of(len(values)))
+    found = _mean([math.log(value) for value in values], level_of(len(values), family))
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), len(values))
 
 
-def level_of(num_rounds: int) -> float:
-    """Return the level of what is called a 95 % interval of as many rounds."""
-    return LEVEL if num_rounds <= FEW_ROUNDS else _LEVEL_OF_MANY
+def level_of(num_rounds: int, family: int = 1) -> float:
+    """Return the level of what is called a 95 % interval of as many rounds.
+
+    Of a family of ratios each has its share of the errors (Bonferroni), all on one side: whether it is above 1.
+    """
+    level = LEVEL if num_rounds <= FEW_ROUNDS else _LEVEL_OF_MANY
+    return level if family < 2 else 1 - (1 - level) * 2 / family
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
@@ -89,12 +93,12 @@ def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float
     return pseudomedian(baseline[:num_blocks]) / pseudomedian(candidate[:num_blocks]) if num_blocks else None
 
 
-def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
+def independent_ratio(baseline: Sequence[float], candidate: Sequence[float], *, family: int = 1) -> Estimate:
     """Return how many times as long the baseline takes, from seconds of processes that share no session.
 
     It is the ratio of two geometric means, with Welch's interval; there is none if a side has one process only.
     """
-    level = level_of(max(len(baseline), len(candidate)))
+    level = level_of(max(len(baseline), len(candidate)), family)
     found = mean_difference([math.log(value) for value in candidate], [math.log(value) for value in baseline], level)
     n = min(len(baseline), len(candidate))
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), n)
