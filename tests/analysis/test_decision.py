@@ -559,3 +559,19 @@ def test_the_luck_of_the_fastest_of_several_is_said() -> None:
     assert advice.decision == "take"
     assert advice.how_sure.endswith(", expect 1.70× (the fastest of several is so by luck, too)"), advice.how_sure
     assert "expect" not in advise(*rounds(FP32, at("bf16-mixed", 1.8), gains=NOISE)).how_sure
+
+
+def test_a_process_in_another_mode_is_said_with_what_shows_it() -> None:
+    def process(repeat: int, seconds: float, clock: float, peak: int = 2**30) -> Trial:
+        reading = fake_reading(sm_clock_hertz=clock)
+        spec = fake_spec("bf16-mixed", repeat=repeat)
+        trial = fake_trial(spec, step_seconds=(seconds,) * 4, readings=(reading,) * 4, peak_bytes=peak)
+        return trial.model_copy(update={"session_id": f"s{repeat}"})
+
+    slow = [process(0, 0.02, 1.9e9), process(1, 0.0228, 1.71e9), process(2, 0.0201, 1.9e9)]
+    advice = advise(*rounds(FP32), *slow)
+    words = "1 of 3 processes of bf16-mixed took 1.14× as long as the others (at 0.90× the clock)"
+    assert words in advice.how_sure, advice.how_sure
+    larger = [*slow[:1], process(1, 0.017, 1.9e9, 2**31), slow[2]]
+    assert "took 0.85× as long as the others (at 2.00× the memory)" in advise(*rounds(FP32), *larger).how_sure
+    assert advise(*rounds(FP32), *slow[:1], slow[2]).how_sure == "2 runs each"

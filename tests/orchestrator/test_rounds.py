@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec, step_time_of
 
-from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.speedup import speedup_estimate, strays_among
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
 from castwise.errors import UsageError
@@ -335,6 +335,20 @@ def test_a_margin_below_the_width_is_the_width() -> None:
     widths = {margin: StopRule.of(DurationOptions(margin=margin)).half_width for margin in (0.005, None, 0.03)}
     assert widths == {0.005: 0.005, None: 0.01, 0.03: 0.01}
     assert StopRule.of(DurationOptions(margin=0.005, within=0.02)).half_width == 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "slower", "num_rounds"), [("fp32", 1.14, 5), ("fp16-mixed", 1.14, 5), ("fp32", 1.02, 3)]
+)
+def test_rounds_go_on_if_a_process_is_in_another_mode(name: str, slower: float, num_rounds: int) -> None:
+    made = Noisy()
+    made.gain = lambda spec: 1 / slower if spec.precision == name and spec.repeat == 1 else 1.0
+    notes = Notes()
+    compared = compare(made, listener=notes, max_rounds=5, half_width=1.0)
+    assert [len(of(compared, each)) for each in NAMES] == [num_rounds] * 3
+    assert notes.lines[-1].endswith("5 rounds, the limit: a process stands out") == (num_rounds == 5), notes.lines
+    strays = [trial for trial, _ in strays_among(of(compared, name))]
+    assert strays == [of(compared, name)[1]] * (num_rounds == 5)
 
 
 class ClockedSession(FakeSession):

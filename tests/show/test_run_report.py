@@ -26,7 +26,7 @@ from castwise.analysis.warnings import TrialWarning
 from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
 from castwise.show.fields import Field, in_files
-from castwise.show.notes import cost_lines, headline, measured_on, remarks
+from castwise.show.notes import MORE, cost_lines, headline, measured_on, note_lines, remarks
 from castwise.show.presentation import html, print_parts
 from castwise.show.table import SCHEMA_VERSION
 
@@ -199,6 +199,19 @@ def test_three_notes_of_a_line_each_and_where_the_others_are() -> None:
         "first-block-slow: tf32 (the first block took 400 % longer)",
         "1 more with --verbose",
     ]
+
+
+def test_a_process_in_another_mode_is_a_note_and_how_likely_none_is_seen_is_a_detail() -> None:
+    def noted(*seconds: float) -> tuple[str, str]:
+        trials = [fake_trial(fake_spec(repeat=n), step_seconds=(each,) * 4) for n, each in enumerate(seconds)]
+        return "\n".join(note_lines(rows_of_steps(trials), MORE)), "\n".join(remarks(rows_of_steps(trials)))
+
+    line, _ = noted(0.1, 0.1, 0.125, 0.101)
+    assert "modes: fp32: 1 of 4 processes took 1.25× as long as the others" in line
+    line, details = noted(0.1, 0.102, 0.101)
+    assert "modes" not in line
+    assert "modes: 3 of 3 processes agree; 51 % of runs do not see a slow mode of one process in five" in details
+    assert "modes" not in noted(0.1, 0.15)[1], "of two, none stands out"
 
 
 def test_the_answer_says_why_and_how_sure() -> None:

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from castwise.analysis.causes import diagnose, try_line
@@ -18,10 +19,11 @@ from castwise.analysis.code_snippets import (
 )
 from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
-from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate
+from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate, strays_among
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
+from castwise.analysis.steady_metrics import peak_allocated_bytes
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
-from castwise.analysis.warnings import warnings_of_all
+from castwise.analysis.warnings import mean_reading, warnings_of_all
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import (
@@ -53,6 +55,7 @@ CLEAR = 2.0
 # differed by 0.39 to 2.09.
 _CLEAR_WITH_DOUBTS = 5.0
 
+_MODE_DIFFERENCE = 0.02  # the share by which the clock or the memory of a mode is another. Source: chosen here
 # From this factor on, and of so many sessions, it is said that what was chosen is as fast by luck, too.
 _LUCK, _FEWEST_SESSIONS = 1.01, 3
 
@@ -536,10 +539,30 @@ def _loop_name(row: Row, best: Row) -> str:
 
 
 def _how_sure(reference: Row, best: Row) -> str:
-    """Return on how many processes a comparison rests, and what disturbed them."""
+    """Return on how many processes a comparison rests, which were in another mode, and what disturbed them."""
     fewest = min(len(reference.trials), len(best.trials))
     words = "one run" if fewest == 1 else f"{fewest} runs each"
-    return ", ".join([words, *_doubts(reference, best)])
+    strays = [strays_in_words(row.trials, f" of {_name(row)}") for row in (reference, best)]
+    return ", ".join([words, *filter(None, strays), *_doubts(reference, best)])
+
+
+def strays_in_words(trials: Sequence[Trial], of: str = "") -> str:
+    """Return how many processes are in another mode than most, and what the records show of it; empty if none is."""
+    if not (found := strays_among(trials)):
+        return ""
+    strays = [trial for trial, _ in found]
+    others = [trial for trial in trials if not any(trial is stray for stray in strays)]
+    ratios = [f"{ratio:.2f}" for ratio in sorted(ratio for _, ratio in found)]
+    shown = []
+    for name in ("clock", "memory"):
+        read = peak_allocated_bytes if name == "memory" else partial(mean_reading, field="sm_clock_hertz")
+        own, usual = ([known for trial in side if (known := read(trial))] for side in (strays, others))
+        ratio = statistics.fmean(own) / statistics.fmean(usual) if own and usual else 1.0
+        shown += [f"at {ratio:.2f}× the {name}"] if abs(ratio - 1) >= _MODE_DIFFERENCE else []
+    shown += [doubt for doubt in doubts_of(strays) if doubt not in doubts_of(others)]
+    span = " to ".join(dict.fromkeys((ratios[0], ratios[-1])))
+    words = f"{len(strays)} of {len(trials)} processes{of} took {span}× as long as the others"
+    return f"{words} ({', '.join(shown)})" if shown else words
 
 
 def _doubts(*rows: Row) -> list[str]:

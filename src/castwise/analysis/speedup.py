@@ -1,5 +1,6 @@
 """The speed-up of a configuration over its baseline, from all processes of both: paired by block within a session."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ from castwise.registry.techniques import for_one_gpu
 # At a GPU's power limit intervals are wider by these shares: what a stretch, and what blocks with pauses or other loops
 # between them, may differ by from a minute of training. Source: docs/method.md, "At the power limit".
 _STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
+# A process is in another mode than most if its step time is so far from the middle one, as a share of it, and as many
+# times as far as any of the most. Source: chosen here; ten of 130 recorded configurations have one.
+_LEAST_STRAY, _TIMES_OTHERS = 0.03, 4
 # The fields in which configurations differ whose scaling efficiency is reported: weak scaling, a batch size per GPU.
 GPUS = ("world_size", "num_nodes", "parallelism")
 
@@ -57,8 +61,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial], *, fam
     if len(paired) >= min(MIN_PROCESSES, fewest):
         found = estimate(paired, family=family)
     else:
-        first = baselines[:1]
-        sides = ([_step_seconds(each) / batch_ratio([each], first) for each in side] for side in (baselines, trials))
+        sides = [_seconds_of_equal_batches(side, baselines) for side in (baselines, trials)]
         found = independent_ratio(*sides, family=family)
     return _widened(found, baselines, trials)
 
@@ -134,6 +137,27 @@ def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | 
 def process_stds(trials: Sequence[Trial]) -> float:
     """Return the standard deviation of the step times of one configuration's processes, as a share of them."""
     return between_process_std([_step_seconds(trial) for trial in trials if was_timed(trial)])
+
+
+def strays_among(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+    """Return the processes that are far off while most of the configuration's agree, and how long their steps take.
+
+    They are in another mode, slow or fast from first to last step. The time is a share of the others'.
+    """
+    timed = [trial for trial in trials if was_timed(trial)]
+    seconds = _seconds_of_equal_batches(timed, timed)
+    middle = statistics.median(seconds or [1.0])
+    off = [abs(math.log(each / middle)) for each in seconds]
+    ranked = sorted(range(len(off)), key=off.__getitem__)
+    for count in range(len(off) // 2 + 1, len(off)):
+        if off[ranked[count]] > max(_LEAST_STRAY, _TIMES_OTHERS * off[ranked[count - 1]]):
+            usual = statistics.fmean(seconds[index] for index in ranked[:count])
+            return [(timed[index], seconds[index] / usual) for index in ranked[count:]]
+    return []
+
+
+def _seconds_of_equal_batches(trials: Sequence[Trial], first: Sequence[Trial]) -> list[float]:
+    return [_step_seconds(trial) / batch_ratio([trial], first[:1]) for trial in trials]
 
 
 def was_timed(trial: Trial) -> bool:

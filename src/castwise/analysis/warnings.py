@@ -115,7 +115,7 @@ def _throttled(trial: Trial) -> _Found:
         f"{reason} in {count} of {blocks} blocks{_on_gpus(trial, reason)}" for reason, count in held.items()
     )
     limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
-    power = _mean(trial, "gpu_power_watts")
+    power = mean_reading(trial, "gpu_power_watts")
     if limit and power is not None:
         seen += f", at {power:.0f} of {limit:.0f} W"
     slowdown = steady_metrics.sustained_slowdown(trial)
@@ -124,7 +124,8 @@ def _throttled(trial: Trial) -> _Found:
     return next((seen, cause, advice) for reasons, cause, advice in _WHY_THROTTLED if held.keys() & set(reasons))
 
 
-def _mean(trial: Trial, field: str) -> float | None:
+def mean_reading(trial: Trial, field: str) -> float | None:
+    """Return the mean of a field of a trial's readings; None if it was never read."""
     known = [value for reading in trial.readings if (value := getattr(reading, field)) is not None]
     return statistics.fmean(known) if known else None
 
@@ -143,7 +144,7 @@ def _on_gpus(trial: Trial, name: str) -> str:
 
 def _clock_below_boost(trial: Trial) -> _Found:
     most = trial.gpu_facts.max_sm_clock_hertz if trial.gpu_facts is not None else None
-    clock = _mean(trial, "sm_clock_hertz")
+    clock = mean_reading(trial, "sm_clock_hertz")
     if not most or clock is None or clock >= (1 - CLOCK_SHORTFALL) * most:
         return None
     slowest = ", of the slowest GPU" if any(reading.num_gpus > 1 for reading in trial.readings) else ""
@@ -250,7 +251,7 @@ def _untimed_work(trial: Trial) -> _Found:
 
 
 def _cpu_starved(trial: Trial) -> _Found:
-    pressure, steal, load = (_mean(trial, field) for field in ("cpu_pressure", "cpu_steal", "cpu_load"))
+    pressure, steal, load = (mean_reading(trial, field) for field in ("cpu_pressure", "cpu_steal", "cpu_load"))
     if pressure is not None and pressure > PRESSURE:
         seen = f"tasks waited for a CPU {100 * pressure:.0f} % of the time"
     elif steal is not None and steal > STEAL:

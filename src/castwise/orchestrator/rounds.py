@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis.decide import one_process_shows
-from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate
+from castwise.analysis.speedup import process_stds, speedup_estimate, step_estimate, strays_among
 from castwise.analysis.statistics import FEW_ROUNDS, FEWEST_BLOCKS, MOST_ROUNDS, Estimate, noise_of, student_quantile
 from castwise.analysis.steady_metrics import block_lengths, block_means, was_at_power_limit
 from castwise.errors import UsageError
@@ -187,7 +187,7 @@ class Rounds:
         if len(self._specs) == 1:
             known = doubt = "nothing to compare"
         else:
-            doubt = f"not every speed-up is clear within {share}"
+            doubt = "a process stands out" if self._has_strays() else f"not every speed-up is clear within {share}"
             known = "the fastest is known" if self._rule.one_look else f"every speed-up is known within {share}"
             if looked := [spec.precision for spec in self._specs if self._is_settled_by_a_look(spec)]:
                 known = f"one run is enough for {', '.join(looked)}"
@@ -259,7 +259,13 @@ class Rounds:
         ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
-        return ratio is None or self._rule.is_answered(ratio) or self._is_behind(spec)
+        if ratio is None or self._is_behind(spec):
+            return True
+        return self._rule.is_answered(ratio) and not self._has_strays()
+
+    def _has_strays(self) -> bool:
+        """Return whether a process is in another mode than most: more of them show how often any is."""
+        return any(strays_among(self._of(spec)) for spec in self._specs)
 
     def _is_behind(self, spec: TrialSpec) -> bool:
         """Return whether another is proven faster that is as good to take: nothing depends on by how much."""

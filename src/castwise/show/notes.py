@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from castwise.analysis.decide import strays_in_words
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
 from castwise.analysis.result_table import Row
@@ -111,6 +112,7 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
         *_emulated(rows),
         *_float8(rows),
         *_warnings(rows),
+        *_modes(rows),
         *_adjustments(rows),
         *_disagreements(rows),
         *_on_several_gpus(trials),
@@ -226,6 +228,20 @@ def _warnings(rows: Sequence[Row]) -> list[Note]:
         who = _who([row for row, _ in found[name]], rows)
         notes.append(Note(name, f"{who} ({found[name][0][1].brief})", details))
     return notes
+
+
+def _modes(rows: Sequence[Row]) -> list[Note]:
+    """Return a note for each configuration some of whose processes are in another mode, or how likely none was seen."""
+    found = {row: words for row in rows if (words := strays_in_words(row.trials))}
+    counts = [len(row.trials) for row in rows if len(row.trials) > 2]  # of two, none stands out
+    if found or not counts:
+        return [
+            Note("modes", f"{row.precision}: {words}", (f"modes: {row.trial.spec.label}: {words}",))
+            for row, words in found.items()
+        ]
+    why = f"{min(counts)} of {min(counts)} processes agree; "
+    why += f"{format_share((1 - 1 / 5) ** min(counts))} of runs do not see a slow mode of one process in five"
+    return [Note("modes", why, (f"modes: {why}",), is_routine=True)]
 
 
 def _noise(row: Row) -> float:
