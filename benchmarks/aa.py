@@ -13,9 +13,11 @@ one set share processes, as configurations of one command share their baseline: 
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,9 +152,23 @@ def _summary(trials: Sequence[Trial]) -> str:
     )
 
 
+def independent_contrasts(comparisons: Sequence[dict[str, Any]]) -> Counter[float]:
+    """Return how many comparisons with each slowdown are independent of each other, of a cell's in their order.
+
+    A set compares all pairs of its plain processes, of which all but one are free, and each slowed one with all these.
+    """
+    found, plain = Counter[float](), 0
+    for slowdown, own in itertools.groupby(each["slowdown"] for each in comparisons):
+        count = len(list(own))
+        plain = plain if slowdown else round((1 + math.sqrt(1 + 8 * count)) / 2)
+        found[slowdown] += count // plain if slowdown else plain - 1
+    return found
+
+
 def table(paths: Sequence[Path]) -> str:
     """Return what the runs on record found: a row per configuration and slowdown, all runs together."""
     found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    contrasts = Counter[tuple[str, float]]()
     places: list[str] = []
     for path in paths:
         document = json.loads(path.read_text())
@@ -160,6 +176,8 @@ def table(paths: Sequence[Path]) -> str:
         for cell in document["cells"]:
             for each in cell["comparisons"]:
                 found.setdefault((cell["cell"], each["slowdown"]), []).append(each)
+            for slowdown, count in independent_contrasts(cell["comparisons"]).items():
+                contrasts[cell["cell"], slowdown] += count
     cells = []
     for (cell, slowdown), comparisons in sorted(found.items()):
         counts = [sum(each["verdict"] == verdict for each in comparisons) for verdict in _VERDICTS]
@@ -167,10 +185,11 @@ def table(paths: Sequence[Path]) -> str:
         right = counts[0] + counts[1] if slowdown == 0 else counts[3]
         width = statistics.fmean((each["high"] - each["low"]) / 2 / each["speedup"] for each in comparisons)
         rounds = statistics.fmean(each["rounds"] for each in comparisons)
-        first = (cell, f"{slowdown:.0%}" if slowdown else "–", len(comparisons))
+        first = (cell, f"{slowdown:.0%}" if slowdown else "–", len(comparisons), contrasts[cell, slowdown])
         cells.append((*first, *counts, f"{right / len(comparisons):.0%}", f"{rounds:.1f}", f"{width:.2%}"))
-    heading = f"configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width"
-    table = markdown(heading, "l" + "r" * (len(_VERDICTS) + 5), cells)
+    verdicts = " | ".join(_VERDICTS)
+    heading = f"configuration | slowed down by | comparisons | independent | {verdicts} | right | rounds | half-width"
+    table = markdown(heading, "l" + "r" * (len(_VERDICTS) + 6), cells)
     return "\n".join(["; ".join(dict.fromkeys(places)), "", *table]) + "\n"
 
 

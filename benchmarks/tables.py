@@ -22,6 +22,7 @@ import accuracy_errors
 import accuracy_tables
 import by_hand
 import causes
+import coverage
 import emitted
 import max_batch_tables
 import power_limit
@@ -219,27 +220,6 @@ def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
-def coverage(name: str) -> str:
-    """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
-    heading = (
-        "scenario | covered, 5 rounds | covered, stop rule | rounds | equal cells called different "
-        "| 2 % slower found | 1 % slower found"
-    )
-    cells = [
-        (
-            row["name"],
-            f"{row['coverage_five_rounds']:.1%}",
-            f"{row['coverage_stop_rule']:.1%}",
-            f"{row['mean_rounds']:.1f}",
-            f"{row['equal_called_different']:.1%}",
-            f"{row['slower_by_2_percent_found']:.1%}",
-            f"{row['slower_by_1_percent_found']:.1%}",
-        )
-        for row in json.loads((RECORDS / "coverage" / f"{name}.json").read_text())["scenarios"]
-    ]
-    return "\n".join(markdown(heading, "lrrrrrr", cells)) + "\n"
-
-
 def cluster_faults(name: str) -> str:
     """Return what was tried of faults of clusters, and what held, by `tests/faults/run_faults.py --clusters`."""
     found = json.loads((RECORDS / "cluster_faults" / f"{name}.json").read_text())
@@ -263,7 +243,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,
     "compile_times": compile_times,
-    "coverage": coverage,
+    "coverage": lambda name: coverage.table(RECORDS / "coverage" / f"{name}.json"),
+    "promises": lambda name: coverage.promises(RECORDS / "coverage" / f"{name}.json"),
+    "modes": lambda name: coverage.modes(RECORDS / "coverage" / f"{name}.json"),
     "cluster_faults": cluster_faults,
     "runs": runs,
     "script_lines": emitted.lines_table,
