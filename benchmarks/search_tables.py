@@ -61,7 +61,9 @@ def accepted(name: str) -> str:
             change, ratio = f"first loop, {row['precision']}", "–"
         elif row["outcome"] in ("accepted", "taken"):  # "taken" in older files
             change = row["tried"]
-            ratio = f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
+            has_interval = row["speedup_low"] is not None
+            ratio = f"{row['speedup']:.3f}"
+            ratio += f" [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]" if has_interval else ""
         else:
             continue
         total, peak = _total(search["rows"][0], row), format_bytes(row["peak_allocated_bytes"])

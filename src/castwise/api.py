@@ -335,7 +335,7 @@ class Tuning(Result):
 
     @property
     def fastest(self) -> TrialSpec | None:
-        """Return the fastest loop that was proven, within a memory limit if there is one; None if there is none."""
+        """Return the fastest loop, within a memory limit if there is one; None if there is none."""
         return self.found.chosen if self.found.was_compared else None
 
     @property

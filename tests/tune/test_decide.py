@@ -106,7 +106,7 @@ def test_search_ends_at_the_fastest_within_the_budget(
     space = space_of(*TECHNIQUES, precisions=("fp32", "bf16-mixed"))
     done = world.search(space, 1e6 if budget is None else budget)
     accepted = [each for each in done.tried if each.outcome == "accepted"]
-    assert all(world.measured.is_proven(each.below, each.spec, math.inf) for each in accepted)
+    assert all(world.measured.is_accepted(each.below, each.spec, math.inf) for each in accepted)
     candidates = [key_of(spec) for session in world.sessions for spec in session.specs[1:]]
     assert len(world.measured.by_key) <= len(candidates) + 1
     if budget is None:
@@ -160,7 +160,7 @@ def test_one_session_proves_nothing_on_a_busy_machine(later: float, outcome: Out
     assert found.ratio.n > 1
 
 
-@pytest.mark.parametrize(("budget", "outcome"), [(1e6, "accepted"), (8.0, "unproven")])
+@pytest.mark.parametrize(("budget", "outcome"), [(1e6, "accepted"), (11.0, "unproven")])
 def test_time_that_is_left_goes_into_proving_a_gain(budget: float, outcome: Outcome) -> None:
     """Three sessions, which differ, do not show whether it is one; eight do."""
 
@@ -183,9 +183,9 @@ def test_a_speed_up_that_the_speeds_of_all_sessions_deny_is_not_claimed() -> Non
     first, *others = (timed(START, repeat, f"s{repeat}", 0.3 if repeat == 0 else 0.1) for repeat in range(4))
     beside = timed(fused, 0, "s0", 0.1)
     quiet = Measurements().plus([first, beside])
-    assert quiet.is_proven(START, fused, math.inf)
+    assert quiet.is_accepted(START, fused, math.inf)
     drifted = quiet.plus(others)
-    assert not drifted.is_proven(START, fused, math.inf)
+    assert not drifted.is_accepted(START, fused, math.inf)
     assert not drifted.is_answered(START, fused)
     tried = TriedChange(0, change_between(START, fused), START, fused, drifted.ratio(START, fused), "accepted")
     result = TuningResult(START, (tried,), (first, *others, beside), "nothing left", 1.0)
@@ -233,10 +233,10 @@ def test_emulated_precisions_come_last() -> None:
 
 def test_what_no_time_was_left_for_is_a_result() -> None:
     world = World(gains(fused_optimizer=1.2))
-    done = world.search(space_of("fused-optimizer", "compile", "cuda-graph", precisions=("fp32", "tf32")), budget=7)
+    done = world.search(space_of("fused-optimizer", "compile", "cuda-graph", precisions=("fp32", "tf32")), budget=16)
     assert done.ending == "budget"
     not_tried = {each.change.name for each in done.tried if each.outcome == "not tried"}
-    assert not_tried == {"cuda-graph", "compile", "compile + cuda-graph"}
+    assert not_tried == {"compile", "compile + cuda-graph"}
 
 
 def test_what_is_not_proven_is_not_accepted() -> None:
@@ -252,7 +252,7 @@ def test_what_is_not_proven_is_not_accepted() -> None:
     outcomes = {each.change.name: each for each in done.tried}
     assert outcomes["tf32"].outcome == "unproven"
     tried_on_it = outcomes["tf32 + cudnn-search"]
-    assert (tried_on_it.stage, tried_on_it.below, tried_on_it.outcome) == (0, START, "unproven")
+    assert (tried_on_it.stage, tried_on_it.below, tried_on_it.outcome) == (0, START, "slower")
     assert world.measured.times_together([START, outcomes["tf32"].spec]) <= 4
 
 

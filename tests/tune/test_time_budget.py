@@ -1,5 +1,7 @@
 """Whether a session ends within what is left of the budget."""
 
+from collections.abc import Sequence
+
 import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
 
@@ -21,17 +23,15 @@ def trial(spec: TrialSpec, first_step_seconds: float, repeat: int = 0, status: s
 
 
 def least_seconds(
-    *specs: TrialSpec, measured: Measurements = NOTHING, process_seconds: float = 2.0, proofs: float = 0.0
+    *specs: TrialSpec, measured: Measurements = NOTHING, process_seconds: float = 2.0, final: Sequence[TrialSpec] = ()
 ) -> int:
     """Return the least whole number of seconds into which a session fits."""
-    return next(
-        seconds for seconds in range(10_000) if TimeLeft(seconds, process_seconds).fits(specs, measured, proofs=proofs)
-    )
+    return next(seconds for seconds in range(10_000) if TimeLeft(seconds, process_seconds).fits(specs, measured, final))
 
 
 def test_plain_loops_take_what_they_took() -> None:
     assert least_seconds(*[loop()] * 4) == 8
-    assert least_seconds(*[loop()] * 4, proofs=1) == 16
+    assert least_seconds(*[loop()] * 4, final=[loop()] * 3) == 8 + 3 * 6
     assert least_seconds(*[loop()] * 4, process_seconds=0) == 0, "nothing is known before the first session"
 
 

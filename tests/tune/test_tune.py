@@ -21,6 +21,7 @@ from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune import search
 from castwise.tune.candidates import Change, TriedChange, allowed_techniques, change_between
+from castwise.tune.measurements import FIRST_FINAL_REPEAT
 from castwise.tune.options import TuneOptions
 from castwise.tune.render import conclusions, measured_words, patch, present, reasons
 from castwise.tune.result import TuningResult
@@ -121,7 +122,7 @@ def test_a_longer_timeout_tries_what_ran_into_the_shorter_one(tmp_path: Path) ->
     after, specs = measured(400.0)
     assert outcomes(after)["compile + cuda-graph"] == "accepted"
     others = {spec.techniques for spec in specs if "compile" not in "+".join(spec.techniques)}
-    assert others == {before.winner.techniques}, "the configuration that it is compared with"
+    assert others == {before.winner.techniques, ()}, "what it is compared with, and the plain loop at the end"
 
 
 def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_accepted() -> None:
@@ -262,6 +263,114 @@ def test_an_interrupted_search_says_what_it_found_and_goes_on(tmp_path: Path) ->
     assert tune(rest, results=tmp_path).winner == tune(whole).winner
     assert 0 < len(rest.measured) < len(whole.measured)
     assert len(rest.measured) + len(kept) >= len(whole.measured)
+
+
+# The final session
+
+
+def with_final(search: float = 1.0, final: float = 1.0) -> Gain:
+    """Return gains of two techniques, one of them with a factor on top in the search and one in the final session."""
+
+    def gain(spec: TrialSpec) -> float:
+        lucky = (final if spec.repeat >= FIRST_FINAL_REPEAT else search) if "compile" in spec.techniques else 1.0
+        gains = {"fused-optimizer": 1.5, "compile": lucky}
+        return math.prod(gains.get(name, 1.0) for name in spec.techniques)
+
+    return gain
+
+
+def two_techniques(made: FakeEngine, seconds: float = 0.0, **request: object) -> TuningResult:
+    asked = TuneOptions("resnet50", precisions=("fp32",), **request)  # type: ignore[arg-type]
+    search = prepare_tuning(asked, find_machine=machine_with(made))
+    space = replace(search.space, techniques=("fused-optimizer", "compile"))
+    times = itertools.count(0.0, seconds)
+    return replace(search, space=space, clock=lambda: next(times)).run()
+
+
+def last_row(result: TuningResult) -> dict[str, Any]:
+    return next(row for row in reversed(result.rows) if row["spec"] == result.winner)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_total_is_of_fresh_processes_of_start_winner_and_its_predecessor(device: str | None) -> None:
+    """What looked twice as fast in the search is a tenth faster in the final session."""
+    environment = fake_environment(None) if device else fake_environment()
+    result = two_techniques(engine(with_final(search=2.0, final=1.1), environment=environment), device=device)
+    row = last_row(result)
+    assert set(result.winner.techniques) == {"fused-optimizer", "compile"}
+    assert (row["total_speedup"], row["speedup"]) == pytest.approx((1.65, 1.1), rel=0.002)
+    assert 1.64 < row["total_speedup_low"] <= row["total_speedup"] <= row["total_speedup_high"] < 1.66
+    assert row["num_processes"] == 3
+    assert conclusions(result)[0].endswith("proven: 1.65× to 1.65× in the final session.")
+    final = [trial for trial in result.trials if trial.spec.repeat >= FIRST_FINAL_REPEAT]
+    assert {trial.spec.techniques for trial in final} == {spec.techniques for spec in result.path}
+    assert len({trial.session_id for trial in final}) == 3
+
+
+@pytest.mark.parametrize(("final", "winner"), [(0.9, ("fused-optimizer",)), (0.5, ())])
+def test_the_shorter_loop_is_handed_over_if_the_last_change_is_not_confirmed(
+    tmp_path: Path, final: float, winner: tuple[str, ...]
+) -> None:
+    """With 0.5 the loop before was lucky, too."""
+
+    def gain(spec: TrialSpec) -> float:
+        is_final = spec.repeat >= FIRST_FINAL_REPEAT
+        return 1.0 if is_final and final < 0.9 else with_final(search=1.2, final=final)(spec)
+
+    result = two_techniques(engine(gain), results=tmp_path)
+    assert result.winner.techniques == winner
+    (compiled,) = [each for each in result.tried if "compile" in each.spec.techniques and each.stage == 1]
+    assert (compiled.outcome, compiled.reason) == ("unproven", "not confirmed in the final session")
+    assert ("proven: " in conclusions(result)[0]) is bool(winner)
+    again = two_techniques(made := engine(gain), results=tmp_path)
+    assert (made.measured, again.winner) == ([], result.winner), "the final session leads no later search elsewhere"
+
+
+def test_a_winner_that_crashes_in_the_final_session_is_not_handed_over() -> None:
+    def refuses(spec: TrialSpec) -> str | None:
+        return "no (fake)" if "compile" in spec.techniques and spec.repeat >= FIRST_FINAL_REPEAT else None
+
+    result = two_techniques(engine(with_final(2.0, 2.0), refuses=refuses))
+    assert result.winner.techniques == ("fused-optimizer",)
+
+
+def test_nothing_faster_has_no_final_session() -> None:
+    result = two_techniques(engine(lambda spec: 0.5 if spec.techniques else 1.0))
+    assert max(trial.spec.repeat for trial in result.trials) < FIRST_FINAL_REPEAT
+
+
+def test_an_interrupted_final_session_is_said_and_goes_on(tmp_path: Path) -> None:
+    whole = two_techniques(made := engine(with_final(2.0, 2.0)))
+    number = len(made.sessions) - 1
+    cut = two_techniques(
+        engine(with_final(2.0, 2.0), faults={f"#{number}": Fault("interrupt", "run_block")}), results=tmp_path
+    )
+    assert (cut.ending, cut.winner) == ("interrupted", whole.winner)
+    assert "not measured again" in conclusions(cut)[0]
+    rest = two_techniques(more := engine(with_final(2.0, 2.0)), results=tmp_path)
+    assert last_row(rest)["total_speedup_low"] is not None
+    assert {spec.repeat >= FIRST_FINAL_REPEAT for spec in more.measured} == {True}
+
+
+def test_a_longer_search_with_another_winner_has_a_final_session_of_its_own(tmp_path: Path) -> None:
+    """The processes of the earlier one, in which compilation was the last change, do not count for its comparisons."""
+    two_techniques(engine(with_final(2.0, 2.0)), results=tmp_path)
+    gains = {"fused-optimizer": 1.5, "compile": 2.0, "cudnn-search": 1.1}
+    made = engine(lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques))
+    search = prepare_tuning(TuneOptions("resnet50", precisions=("fp32",), results=tmp_path), None, machine_with(made))
+    space = replace(search.space, techniques=("fused-optimizer", "compile", "cudnn-search"))
+    result = replace(search, space=space).run()
+    assert len(result.winner.techniques) == 3
+    sessions = [{trial.session_id for trial in result.measured.final.of(spec)} for spec in result.final_specs]
+    assert len(set.intersection(*sessions)) == 3
+    assert len({trial.spec.key for trial in result.trials}) == len(result.trials), "no process took another's place"
+
+
+def test_no_time_is_left_for_a_search_without_its_final_session() -> None:
+    """A look at the clock takes 5 s, and so does each process: there is time for a candidate, and none for proof."""
+    ample, scarce = (two_techniques(engine(with_final(2.0, 2.0)), 5.0, budget_seconds=s) for s in (1000.0, 25.0))
+    assert last_row(ample)["total_speedup_low"] is not None
+    assert (scarce.was_compared, scarce.ending) == (False, "budget")
 
 
 @pytest.mark.parametrize("budget", [0.001, 60.0, 150.0])

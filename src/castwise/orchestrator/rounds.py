@@ -75,7 +75,8 @@ class Rounds:
 
     Args:
         runner: Measures, saves the records and reports progress.
-        specs: The configurations, as specs with repeat 0.
+        specs: The configurations. The repeat of the first is the lowest number that a process gets; trials with lower
+                numbers do not count.
         rule: When to end.
         recorded: Trials of these configurations that need not be measured again.
         baseline: The configuration that the others are compared with; None takes a script as it is written, or else
@@ -100,6 +101,7 @@ class Rounds:
             self._baseline = by_precision.get(BESIDE_FP8)
         # The baseline is set up first: without it nothing can be compared.
         self._specs = sorted(specs, key=lambda spec: (not self._is_baseline(spec), self._emulation_rank(spec)))
+        self._first_repeat = specs[0].repeat
         self._seed = secrets.token_hex(6)  # of the order of blocks, which is another in each command
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
@@ -140,7 +142,8 @@ class Rounds:
     def _prepared(self) -> Iterator[list[Trial]]:
         """Keep other commands from measuring the same, and yield what they have measured, which is adopted."""
         with self._runner.claim(self._specs) as found:
-            new = [trial for trial in found if trial.spec.key not in {known.spec.key for known in self.trials}]
+            known = {trial.spec.key for trial in self.trials}
+            new = [t for t in found if t.spec.key not in known and t.spec.repeat >= self._first_repeat]
             self.trials += new
             if self._rule.budget_seconds is not None:
                 self._deadline = time.perf_counter() + self._rule.budget_seconds
@@ -361,7 +364,7 @@ class Rounds:
 
     def _free_repeat(self, spec: TrialSpec) -> int:
         taken = {trial.spec.repeat for trial in self._of(spec)}
-        return next(number for number in itertools.count() if number not in taken)
+        return next(number for number in itertools.count(self._first_repeat) if number not in taken)
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""

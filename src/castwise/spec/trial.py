@@ -98,7 +98,8 @@ class TrialSpec(FrozenModel):
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     protocol: MeasurementProtocol = MeasurementProtocol()  # how long and how often
     seed: int = 0  # seeds weights, data and dropout
-    repeat: int = 0  # the number of the process among those of the same configuration
+    # The number of the process among those of the same configuration; from 1000 on in a search's final session.
+    repeat: int = 0
 
     @model_validator(mode="after")
     def _recipe_fits(self) -> Self:

@@ -1,8 +1,8 @@
 """A search: a generator of the sessions that it lacks, which receives what they measured, and returns its end.
 
 It starts from the plain loop and follows what looked faster. Whether a change is followed up is decided by the first
-session that measured it, so that later measurements, which prove differences, and those on record do not lead the
-search elsewhere; what is accepted in the end is decided by all measurements.
+session that measured it, so that later measurements, which settle doubts, and those on record do not lead the search
+elsewhere; what is accepted in the end is decided by all measurements. The final session, which comes after it, proves.
 """
 
 import math
@@ -105,7 +105,7 @@ class TuningSteps:
     # The path upwards
 
     def _find_fastest(self) -> _Step[tuple[list[TriedChange], Ending]]:
-        """Follow what looks faster until nothing is left to try or the time is up, then prove it.
+        """Follow what looks faster until nothing is left to try or the time is up, then settle what is in doubt.
 
         Returns:
             All that was tried, the accepted changes among it, and why nothing more is tried.
@@ -141,7 +141,7 @@ class TuningSteps:
             path += reached
         if not is_all_measured:
             tried += self._not_tried(path[-1], tried)
-        yield from self._prove(path)
+        yield from self._settle(path)
         summary = self._summary(path, tried)
         return summary, "nothing left" if is_all_measured and not _lacks_time(summary) else "budget"
 
@@ -211,7 +211,7 @@ class TuningSteps:
         for base in ([*below, *others], below) if others and width > 1 else (below,):
             group: list[TrialSpec] = []
             for spec in missing[: width + 1 - len(base)]:
-                if self._fits([*base, *group, spec], proofs=1):
+                if self._fits([*base, *group, spec]):
                     group.append(spec)
             if group or is_current_missing:
                 yield from self._measure([*base, *group], purpose)
@@ -247,7 +247,7 @@ class TuningSteps:
         path = [spec for spec in cumulative_configs(current, better) if self._is_supported(spec)]
         together = [current, *path] if self.measured.is_ok(current) else path
         self.used.extend(together)
-        if len(path) > 1 and not self.measured.times_together(together) and self._fits(together, proofs=1):
+        if len(path) > 1 and not self.measured.times_together(together) and self._fits(together):
             yield from self._measure(together, "changes together")
         best = better[0].on(current)
         known = [spec for spec in path if self._improves(current, spec, path)]
@@ -297,9 +297,9 @@ class TuningSteps:
         speed = (self.measured.rate(spec) or 0.0) if ratio is None else ratio.value
         return fits, speed if fits else speed / held
 
-    # Proof
+    # Doubts
 
-    def _prove(self, path: Sequence[TrialSpec]) -> _Step[None]:
+    def _settle(self, path: Sequence[TrialSpec]) -> _Step[None]:
         """Measure neighbours whose difference is in doubt again; if there is no time for all, the top pair alone."""
         while True:
             doubtful, below = list[TrialSpec](), path[0]
@@ -326,7 +326,7 @@ class TuningSteps:
         """Return the last accepted configuration and the highest above it; nothing if that one is accepted itself."""
         accepted, top = path[0], path[-1]
         for spec in path[1:]:
-            if self.measured.is_proven(accepted, spec, self.limit):
+            if self.measured.is_accepted(accepted, spec, self.limit):
                 accepted = spec
         return [accepted, top] if accepted is not top and self._improves(accepted, top) else []
 
@@ -338,10 +338,9 @@ class TuningSteps:
         for spec in path[1:]:
             below, stage = accepted[-1], len(accepted) - 1
             tried = self._compared(stage, below, spec)
-            if self.measured.is_proven(below, spec, self.limit):
-                shown = self.measured.shown_ratio(below, spec)
-                reason = ONE_PROCESS if shown is not None and shown.n == 1 else ""
-                tried = replace(tried, ratio=shown, outcome="accepted", reason=reason)
+            if self.measured.is_accepted(below, spec, self.limit):
+                reason = ONE_PROCESS if tried.ratio is not None and tried.ratio.n == 1 else ""
+                tried = replace(tried, outcome="accepted", reason=reason)
                 accepted.append(spec)
             elif tried.outcome == "second best":
                 tried = replace(tried, outcome="unproven")
@@ -436,8 +435,9 @@ class TuningSteps:
         fitting = [attempt for attempt in found if attempt.ratio is not None and attempt.outcome != "too large"]
         best = max(fitting, key=lambda attempt: self._merit(winner, attempt.spec), default=None)
         for attempt in fitting:
-            shown = replace(attempt, ratio=self.measured.shown_ratio(winner, attempt.spec), reason=ONE_PROCESS)
-            found[found.index(attempt)] = replace(shown, outcome="accepted" if attempt is best else "second best")
+            found[found.index(attempt)] = replace(
+                attempt, outcome="accepted" if attempt is best else "second best", reason=ONE_PROCESS
+            )
         return sorted(found, key=lambda attempt: (not attempt.is_accepted, -attempt.spec.batch_size))
 
     # Sessions
@@ -446,8 +446,11 @@ class TuningSteps:
         """Have these configurations measured together."""
         self.measured, self.time = yield Session(tuple(specs), purpose)
 
-    def _fits(self, specs: Sequence[TrialSpec], proofs: float = 0.0) -> bool:
-        return self.time.fits(specs, self.measured, proofs=proofs)
+    def _fits(self, specs: Sequence[TrialSpec]) -> bool:
+        """Return whether there is time for a session, and for a final session of what may come of it."""
+        start = self.space.start
+        final = unique([start, specs[0], specs[-1]]) if self.measured.is_ok(start) else []
+        return self.time.fits(specs, self.measured, final)
 
     def _is_supported(self, spec: TrialSpec) -> bool:
         return unsupported_reason(spec, self.space.environment) is None

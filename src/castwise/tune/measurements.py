@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from castwise.analysis import steady_metrics
@@ -10,7 +11,7 @@ from castwise.analysis.causes import diagnose
 from castwise.analysis.decide import one_process_shows
 from castwise.analysis.model_flops import flops_of, why_inexact
 from castwise.analysis.result_table import rows_of_steps
-from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
+from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.step_evidence import power_limit_of
 from castwise.records.schema import Trial
@@ -28,14 +29,19 @@ Outcome = Literal[
 # A candidate that is this much faster in its first session is worth a closer look. Source: none of 18
 # searches on an H200 proved a gain below 1 %, and each try took them up to half a minute.
 PROMISING = 1.01
-# Two processes of a configuration were seen to differ by up to 8 % if the host sets the pace. What one session shows
-# beyond that needs no further process, unless something disturbed the machine.
-_BEYOND_PROCESSES = 1.10
+# What one session shows beyond this needs no second one before the final session, unless something disturbed the
+# machine. Source: 1,423 pairs of processes of one configuration on one GPU in benchmarks/records: 0.1 % differ by more,
+# one pair by 39 %. By more than 10 % differ 21 % of the pairs with steps below 10 ms, 2.6 % of the others, and none of
+# 41 in CUDA graphs.
+_BEYOND_PROCESSES = 1.30
+# The repeats of a final session's trials begin with this number; what led the search has lower ones.
+FIRST_FINAL_REPEAT = 1000
+FINAL_ROUNDS = 3  # the fewest of a final session, as of `castwise run`
 # A technique that can save less of the step than what is worth a closer look is not tried.
 LEAST_GAIN = PROMISING - 1
 # Of a step's FLOPs: FP8 is up to twice as fast in linear layers, and compiling it takes a minute. Source: chosen here.
 _LINEAR_SHARE = 0.5
-ONE_PROCESS = "one process each: the interval is over its blocks"
+ONE_PROCESS = "one process: no interval"
 DRIFTED = "speeds differed too much from session to session"
 
 
@@ -100,8 +106,8 @@ class Measurements:
         return float(reserved or allocated or math.inf)
 
     def rate(self, spec: TrialSpec) -> float | None:
-        """Return units per second; None if nothing was timed."""
-        trials = [trial for trial in self.of(spec) if trial.status == "ok"]
+        """Return units per second, in the final session if there was one; None if nothing was timed."""
+        trials = [trial for trial in self.final.of(spec) or self.of(spec) if trial.status == "ok"]
         rate = rate_estimate(trials, step_estimate(trials))
         return None if rate is None else rate.value
 
@@ -144,15 +150,37 @@ class Measurements:
     def ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         """Return a configuration's speed-up over another by units per second.
 
-        It is that of the sessions that measured both; of all their processes if none did.
+        It is that of the final session; else of the sessions that measured both; of all their processes if none did.
         """
         if not self.is_ok(spec):
             return None
+        if (final := self.final_ratio(below, spec)) is not None:
+            return final
         shared = self._shared_sessions([below, spec])
         sides = (
             [trial for trial in self.of(side) if not shared or trial.session_id in shared] for side in (below, spec)
         )
         return _per_unit(speedup_estimate(*sides), below, spec)
+
+    @cached_property
+    def final(self) -> "Measurements":
+        return self.part(is_final=True)
+
+    def part(self, *, is_final: bool) -> "Measurements":
+        """Return the trials of final sessions alone, or the others: those led the search."""
+        trials = (trial for own in self.by_key.values() for trial in own)
+        kept = (trial for trial in trials if (trial.spec.repeat >= FIRST_FINAL_REPEAT) == is_final)
+        return replace(Measurements().plus(kept), sessions=self.sessions)
+
+    def final_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        """Return the speed-up in final sessions; None if they have not measured both in enough processes."""
+        ratio = _per_unit(speedup_estimate(self.final.of(below), self.final.of(spec)), below, spec)
+        is_known = ratio is not None and ratio.n >= FINAL_ROUNDS and self.is_ok(below) and self.is_ok(spec)
+        return ratio if is_known else None
+
+    def is_final_done(self, specs: Sequence[TrialSpec]) -> bool:
+        """Return whether final sessions have measured the first of these beside each other, or found that one fails."""
+        return any(map(self.final.failure, specs)) or all(self.final_ratio(spec, specs[0]) for spec in specs[1:])
 
     def first_ratio(self, below: TrialSpec, spec: TrialSpec, others: Sequence[TrialSpec] = ()) -> Estimate | None:
         """Return the speed-up as it was known after the first session that measured both, with others if one did.
@@ -168,11 +196,6 @@ class Measurements:
             known[key_of(side)] = trials[: ids.index(first) + 1] if first is not None and first in ids else trials
         return Measurements(known).ratio(below, spec)
 
-    def shown_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        """Return the speed-up; of one process each with the interval over their blocks."""
-        ratio = self.ratio(below, spec)
-        return (self._block_ratio(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
-
     def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one session, on a machine at rest, shows more than what processes of one configuration do."""
         units = spec.batch_size / below.batch_size
@@ -184,7 +207,7 @@ class Measurements:
 
         If they do not, the machine changed from session to session by more than processes differ.
         """
-        ratio, rates = self.shown_ratio(below, spec), (self.rate(below), self.rate(spec))
+        ratio, rates = self.ratio(below, spec), (self.rate(below), self.rate(spec))
         if ratio is None or not rates[0] or not rates[1]:
             return True
         over_all = rates[1] / rates[0]
@@ -200,7 +223,7 @@ class Measurements:
             return True
         return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive" and self.agrees(below, spec)
 
-    def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float) -> bool:
+    def is_accepted(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float) -> bool:
         """Return whether a configuration is to be accepted over another: it is faster, or it alone fits a limit."""
         if not self.is_ok(spec):
             return False
@@ -243,7 +266,7 @@ class Measurements:
             return "unproven", "there is nothing that it could be compared with"
         if ratio.n == 1:
             kind = "faster" if ratio.value > PROMISING else "slower" if ratio.value < 1 / PROMISING else "same"
-            reason = "one process: no interval"
+            reason = ONE_PROCESS
         else:
             verdict = verdict_of(ratio)
             kind, reason = verdict.kind, verdict.reason
@@ -252,9 +275,6 @@ class Measurements:
 
     def _shared_sessions(self, specs: Sequence[TrialSpec]) -> set[str | None]:
         return set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
-
-    def _block_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        return _per_unit(session_speedup_estimate(self.of(below), self.of(spec)), below, spec)
 
 
 def loop_name(spec: TrialSpec) -> str:

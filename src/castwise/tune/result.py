@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.decide import changes_of
+from castwise.analysis.statistics import verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
-from castwise.show.fields import FlatRow, estimate_values
+from castwise.show.fields import FlatRow, estimate_values, interval_values
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import TriedChange
 from castwise.tune.decide import Ending
-from castwise.tune.measurements import Measurements, key_of, loop_name
+from castwise.tune.measurements import Measurements, key_of, loop_name, unique
 from castwise.tune.time_budget import first_step_seconds
 
 _FASTER = (None, "accepted", "second best")  # the outcomes of the plain loops and of what was faster than one before
@@ -42,6 +43,36 @@ class TuningResult:
     @property
     def winner(self) -> TrialSpec:
         return self.path[-1]
+
+    @property
+    def final_specs(self) -> list[TrialSpec]:
+        """Return what the final session measures, the winner first; empty if there is nothing to compare."""
+        if len(self.path) == 1 or not self.measured.is_ok(self.start) or not self.measured.is_ok(self.winner):
+            return []
+        return unique(filter(None, [self.winner, self.start, self.path[-2], self.chosen]))
+
+    @property
+    def confirmed(self) -> "TuningResult":
+        """Return the result without the last change, or without all, if the final session does not show a gain."""
+        path, final_ratio = self.path, self.measured.final_ratio
+
+        def is_refuted(below: TrialSpec, spec: TrialSpec) -> bool:
+            ratio, has_failed = final_ratio(below, spec), self.measured.final.failure(spec) is not None
+            return has_failed or (ratio is not None and verdict_of(ratio).kind != "faster")
+
+        if len(path) > 1 and is_refuted(path[-2], path[-1]):
+            path.pop()
+        if is_refuted(path[0], path[-1]):
+            del path[1:]
+
+        def settled(attempt: TriedChange) -> TriedChange:
+            if not attempt.is_accepted or attempt.limited:
+                return attempt
+            known = replace(attempt, ratio=final_ratio(attempt.below, attempt.spec) or attempt.ratio)
+            refuted = replace(known, outcome="unproven", reason="not confirmed in the final session")
+            return known if attempt.spec in path else refuted
+
+        return replace(self, tried=tuple(map(settled, self.tried)))
 
     @property
     def was_compared(self) -> bool:
@@ -85,6 +116,7 @@ class TuningResult:
             **estimate_values("speedup", ratio),
             "num_processes": None if ratio is None else ratio.n,
             "total_speedup": self._speedup_over(start, spec),
+            **interval_values("total_speedup", measured.final_ratio(start, spec)),
             "fp32_speedup": None if fp32 is None else self._speedup_over(fp32, spec),
             "throughput_per_second": rate,
             "unit": None if rate is None else steady_metrics.unit_of(trials[0]),

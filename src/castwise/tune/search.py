@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.runner import Listener, UnboundedProgress
+from castwise.orchestrator.runner import Listener, TrialRunner, UnboundedProgress
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
@@ -23,14 +23,14 @@ from castwise.registry.precisions import (
 )
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import steps_of
+from castwise.spec.options import DurationOptions, steps_of
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import is_script
 from castwise.tune.candidates import Change, SearchSpace, allowed_techniques
-from castwise.tune.decide import Session, TuningSteps, advance
-from castwise.tune.measurements import Measurements
+from castwise.tune.decide import Ending, Session, TuningSteps, advance
+from castwise.tune.measurements import FIRST_FINAL_REPEAT, Measurements
 from castwise.tune.options import TuneOptions
 from castwise.tune.result import TuningResult
 from castwise.tune.time_budget import (
@@ -82,7 +82,7 @@ class TuningSearch:
             return TimeLeft(seconds, process_seconds, is_short(measured.of(start)))
 
         left = time_left()
-        steps = TuningSteps(self.space, measured, left).run()
+        steps = TuningSteps(self.space, measured.part(is_final=False), left).run()
         decision = advance(steps)
         while isinstance(decision, Session):
             if is_interrupted:
@@ -104,21 +104,46 @@ class TuningSearch:
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
             left = time_left()
-            decision = advance(steps, (measured, left))
-        trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
-        recorded = {id(trial) for trial in self.recorded}
-        return TuningResult(
-            start=start,
-            tried=decision.tried,
-            trials=trials,
-            ending="interrupted" if is_interrupted and decision.ending != "failed" else decision.ending,
-            seconds=self.clock() - began,
-            num_recorded=sum(id(trial) in recorded for trial in trials),
-            budget_seconds=budget(),
-            memory_bytes=self.space.memory_bytes if math.isfinite(self.space.memory_bytes) else None,
-            fp32=self.space.fp32,
-            without_layers=self.space.without_layers(measured.layers(start)),
-        )
+            decision = advance(steps, (measured.part(is_final=False), left))
+        done, recorded = decision, {id(trial) for trial in self.recorded}
+
+        def result(ending: Ending) -> TuningResult:
+            trials = tuple(trial for spec in done.used for trial in measured.of(spec))
+            return TuningResult(
+                start=start,
+                tried=done.tried,
+                trials=trials,
+                ending="interrupted" if is_interrupted and ending != "failed" else ending,
+                seconds=self.clock() - began,
+                num_recorded=sum(id(trial) in recorded for trial in trials),
+                budget_seconds=budget(),
+                memory_bytes=self.space.memory_bytes if math.isfinite(self.space.memory_bytes) else None,
+                fp32=self.space.fp32,
+                without_layers=self.space.without_layers(measured.layers(start)),
+            )
+
+        ending, final_specs = done.ending, result(done.ending).final_specs
+        if not is_interrupted and not measured.is_final_done(final_specs):
+            rounds = self._final_rounds(runner, final_specs, measured, left)
+            try:
+                rounds.run()
+                ending = "budget" if rounds.ending == "budget" else ending
+            except KeyboardInterrupt:
+                is_interrupted = True
+            measured = measured.plus(rounds.trials)
+        return result(ending).confirmed
+
+    def _final_rounds(
+        self, runner: TrialRunner, specs: Sequence[TrialSpec], measured: Measurements, left: TimeLeft
+    ) -> Rounds:
+        """Return the rounds of the final session, in processes that did not lead the search; the winner comes first."""
+        self.job.runner.listener.remark("the final session")
+        earlier = [trial.spec.repeat for spec in specs for trial in measured.final.of(spec)]
+        first = 1 + max(earlier, default=FIRST_FINAL_REPEAT - 1)
+        rule = replace(StopRule.of(DurationOptions()), one_look=False, budget_seconds=max(left.seconds, 0.0))
+        specs = [spec.without_profile.model_copy(update={"repeat": first}) for spec in specs]
+        seconds = left.session_seconds(specs, measured, is_repeated=True)
+        return Rounds(runner, specs, rule, (), specs[0], seconds)
 
 
 def prepare_tuning(

@@ -9,7 +9,7 @@ from castwise.records.schema import Trial
 from castwise.registry.techniques import rows_of, searches_kernels, times_kernels_while_compiling
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
-from castwise.tune.measurements import Measurements
+from castwise.tune.measurements import FINAL_ROUNDS, Measurements
 
 BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
 FIRST_PROCESS_SECONDS = 5.0  # what a configuration takes in a session before any was measured. Source: chosen here
@@ -35,13 +35,14 @@ class TimeLeft:
     process_seconds: float = 0.0
     is_short: bool = False  # whether the plain loop's step is short
 
-    def fits(self, specs: Sequence[TrialSpec], measured: Measurements, *, proofs: float = 0.0) -> bool:
-        """Return whether a session of these configurations would end in time, and so many more like it after it."""
-        once = self._session_seconds(specs, measured, is_repeated=False)
-        again = self._session_seconds(specs, measured, is_repeated=True)
-        return once + proofs * again <= self.seconds
+    def fits(self, specs: Sequence[TrialSpec], measured: Measurements, final: Sequence[TrialSpec] = ()) -> bool:
+        """Return whether a session of configurations would end in time, and the final session of others after it."""
+        last = self.session_seconds(final, measured, is_repeated=True) if final else 0.0
+        return self.session_seconds(specs, measured) + FINAL_ROUNDS * last <= self.seconds
 
-    def _session_seconds(self, specs: Sequence[TrialSpec], measured: Measurements, *, is_repeated: bool) -> float:
+    def session_seconds(
+        self, specs: Sequence[TrialSpec], measured: Measurements, *, is_repeated: bool = False
+    ) -> float:
         """Return what a session takes: kernels are searched for one after another, and compiled side by side."""
         searching = sum(searches_kernels(spec.techniques) for spec in specs)
         seconds = self.process_seconds * len(specs) + searching * self._search_seconds(specs[0], measured)

@@ -123,13 +123,13 @@ def pick(group: ComparisonGroup, configurations: Sequence[Row]) -> tuple[dict[Ro
 
 
 def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
-    """Return the proven changes from the plain loop to the one to take, each with its factor over the one before."""
+    """Return the changes from the plain loop to the one to take, each with its factor over the one before."""
     group = subject.group.over_seeds
     taken = [each.advice for each in answers if each.advice.decision == "take" and each.advice.techniques]
     advice = max(taken, key=lambda each: rate_of(each.row) if each.row else 0.0, default=None)
     if advice is None or advice.row is None or advice.reference is None or advice.reference.techniques:
         return None
-    steps = proven_steps(group, advice.reference, advice.row)
+    steps = faster_steps(group, advice.reference, advice.row)
     if len(steps) < 2:
         return None
     changes = _changes(steps, is_training=group.is_training)
@@ -149,7 +149,7 @@ def ladder(subject: GroupSubject, answers: Sequence[Answer]) -> Chart | None:
         title=f"What each change adds: {over}",
         summary=(
             f"From {first} to {last} {group.unit} a second: {over}, plain loop. "
-            "Each bar is one more change that was proven faster."
+            "Each bar is one more change that was measured faster."
         ),
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second; × is over the bar above"),
         table=subject.table(
@@ -170,14 +170,14 @@ def _changes(steps: Sequence[Row], *, is_training: bool) -> list[tuple[str, floa
         if is_training:  # whose rates may be of several seeds
             factor = rate_of(config) / rate_of(before)
         else:
-            ratio = measured.shown_ratio(before.trial.spec, config.trial.spec)
+            ratio = measured.ratio(before.trial.spec, config.trial.spec)
             factor = ratio.value if ratio else 0.0
         found.append((" ".join(f"+ {name}" for name in new), factor))
     return found
 
 
-def proven_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
-    """Return the longest chain from the plain loop to a winner in which each is proven faster than the one before.
+def faster_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
+    """Return the longest chain from the plain loop to a winner in which each was faster than the one before.
 
     Each has more of the winner's techniques, or another precision that is among the fastest with these techniques.
     """
@@ -205,7 +205,7 @@ def proven_steps(group: ComparisonGroup, start: Row, winner: Row) -> list[Row]:
             for chain in chains
             if set(chain[-1].trial.spec.techniques) <= names
             and chain[-1] is not config
-            and measured.is_proven(chain[-1].trial.spec, config.trial.spec, inf)
+            and measured.is_accepted(chain[-1].trial.spec, config.trial.spec, inf)
         ]
         if below:
             chains.append([*max(below, key=len), config])
