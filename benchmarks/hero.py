@@ -3,14 +3,14 @@
     python benchmarks/hero.py
 
 The main result is of the searches. A search of a workload counts if it started from PyTorch's default. The grey part of
-a bar is the fastest precision in the plain loop.
+a bar is the fastest precision in the plain loop. A bar whose search had no final session says so.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from search_tables import fastest_row, searches
+from search_tables import fastest_row, is_proven, searches
 from stored import RECORDS
 
 from castwise.report.charts.chart import Chart
@@ -59,6 +59,7 @@ def _bar(search: dict[str, Any]) -> Bar:
     alone = [row for row in search["rows"] if row["techniques"] == "none" and row["total_speedup"]]
     best = min(max((row["total_speedup"] for row in alone), default=1.0), speedup)
     rate = f"{format_rate(last['throughput_per_second'])} {search['unit']}/s"
+    rate += "" if is_proven(last) else ", not measured again"
     segments = [Segment(best, FAINT), Segment(speedup - best, look_of(last["precision"]).colour)]
     name = f"{search['workload']}, {short_name(search['environment']['gpu'])}"
     return Bar(name, segments, f"{speedup:.1f}× · {last['precision']}, {rate}")

@@ -39,7 +39,7 @@ def summary() -> str:
             f"{first['precision']}, {_rate(search, first)}",
             markdown_text(_loop(search["fastest"])),
             _rate(search, last),
-            _total(first, last),
+            _total(first, last, _proof(last)),
             format_bytes(first["peak_allocated_bytes"]),
             format_bytes(last["peak_allocated_bytes"]),
             format_seconds(last["first_step_seconds"]),
@@ -86,7 +86,7 @@ def sentence(name: str) -> str:
         )
     return (
         f"`{command}` ({_place(search)}): from {_rate(search, first)} to {_rate(search, last)}, "
-        f"{_total(first, last)} as fast as the {first['precision']} loop without changes, in "
+        f"{_total(first, last, _proof(last))} as fast as the {first['precision']} loop without changes, in "
         f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}"
         f"{within}; {search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
     )
@@ -108,10 +108,23 @@ def _rate(search: Search, row: dict[str, Any]) -> str:
     return f"{format_rate(row['throughput_per_second'])} {search['unit']}/s"
 
 
-def _total(first: dict[str, Any], row: dict[str, Any]) -> str:
+def _total(first: dict[str, Any], row: dict[str, Any], *notes: str) -> str:
     """Return a row's speed-up over the first loop, and over fp32 if the first loop is in another precision."""
     over_fp32 = row.get("fp32_speedup") if first["precision"] != "fp32" else None  # not in older files
-    return format_ratio(row["total_speedup"]) + (f" ({format_ratio(over_fp32)} fp32)" if over_fp32 else "")
+    more = "; ".join([*([f"{format_ratio(over_fp32)} fp32"] if over_fp32 else []), *notes])
+    return format_ratio(row["total_speedup"]) + (f" ({more})" if more else "")
+
+
+def _proof(row: dict[str, Any]) -> str:
+    """Return the interval of a loop's speed-up over the first in the final session, or that there was none."""
+    if not is_proven(row):
+        return "not measured again"
+    return f"proven: {row['total_speedup_low']:.2f} to {row['total_speedup_high']:.2f}"
+
+
+def is_proven(row: dict[str, Any]) -> bool:
+    """Return whether a final session, which older files lack, showed that a loop is faster than the first."""
+    return (row.get("total_speedup_low") or 0.0) > 1
 
 
 def _loop(loop: dict[str, Any]) -> str:

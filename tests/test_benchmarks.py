@@ -129,6 +129,20 @@ def test_emitted_script_and_loop_are_compared(monkeypatch: pytest.MonkeyPatch) -
     assert all(run["per_second"] > 0 for run in runs)
 
 
+@pytest.mark.parametrize(("low", "words"), [(9.89, "; proven: 9.89 to 9.95)"), (None, "; not measured again)")])
+def test_a_total_is_proven_if_a_final_session_has_its_interval(
+    monkeypatch: pytest.MonkeyPatch, low: float | None, words: str
+) -> None:
+    search = json.loads((search_tables.RECORDS / "searches" / "gpt2.json").read_text())
+    search_tables.fastest_row(search).update(total_speedup_low=low, total_speedup_high=9.95)
+    monkeypatch.setattr(search_tables, "searches", lambda: {"gpt2": search})
+    monkeypatch.setattr(hero, "searches", search_tables.searches)
+    assert words in search_tables.sentence("gpt2")
+    assert words in search_tables.summary()
+    _, bars = next(hero.pictures())
+    assert ("not measured again" in bars) is (low is None)
+
+
 def test_the_scripts_of_all_searches_are_short() -> None:
     lines = [row.split(" | ") for row in emitted.lines_table().splitlines()[2:]]
     assert len(lines) >= 3
