@@ -59,7 +59,7 @@ def test_json_has_intervals_and_refusals(command: CommandLine, tmp_path: Path) -
     folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", after)
     document = json.loads(command("compare", *folders, "--format", "json").out)
     cell = document["cells"][0]["places"][1]
-    assert (cell["verdict"], cell["verdict_text"]) == ("slower", "slower")
+    assert (cell["verdict"], cell["verdict_text"]) == ("slower", "slower, this card")
     (means,) = document["geometric_means"]
     assert (means["machine"], means["cells"], means["ratio"]) == ("Slow GPU", 2, pytest.approx(0.5))
     assert cell["ratio"]["low"] < 0.5 < cell["ratio"]["high"]

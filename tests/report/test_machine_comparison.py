@@ -35,7 +35,7 @@ def elsewhere(trial: Trial, gpu: str = "Other GPU") -> Trial:
     return trial.model_copy(update={"environment": fake_environment(gpu=gpu)})
 
 
-def compare(*sides: list[Trial], margin: float = 0.01) -> MachineComparison:
+def compare(*sides: list[Trial], margin: float | None = 0.01) -> MachineComparison:
     machines = measured_machines([Origin(f"side-{number}", trials) for number, trials in enumerate(sides)])
     return compare_machines([machine for of_origin in machines for machine in of_origin], margin)
 
@@ -166,6 +166,35 @@ def test_verdicts(there: tuple[float, ...], margin: float, kind: str) -> None:
     assert result.verdict is not None
     assert result.verdict.kind == kind
     assert bool(slower_lines(comparison)) == (kind == "slower")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "same_card", "other_card"),
+    [
+        ((0.102, 0.1021, 0.1019), "▼ slower", "= same"),
+        ((0.103, 0.1035, 0.1025), "▼ slower", "? inconclusive"),
+        ((0.105, 0.1051, 0.1049), "▼ slower", "▼ slower, this card"),
+        ((0.095, 0.0951, 0.0949), "▲ faster", "▲ faster, this card"),
+    ],
+)
+def test_verdict_between_cards_needs_more_than_cards_of_one_model_differ_by(
+    seconds: tuple[float, ...], same_card: str, other_card: str
+) -> None:
+    """A card is the same with other software; of another one the verdict speaks of itself."""
+
+    def beside(**there: object) -> MachineComparison:
+        sides = rounds(0.1, 0.1001, 0.0999), rounds(*seconds)
+        return compare(
+            *(
+                [each.model_copy(update={"environment": fake_environment(**where)}) for each in side]
+                for side, where in zip(sides, ({"gpu_uuid": "GPU-1"}, there), strict=True)
+            ),
+            margin=None,
+        )
+
+    same, other = beside(gpu_uuid="GPU-1", torch="9.9", host="other"), beside(gpu_uuid="GPU-2")
+    assert [each.margin for each in (same, other)] == [0.01, 0.03]
+    assert [verdict_text(only_row(each).results[1]) for each in (same, other)] == [same_card, other_card]
 
 
 def test_one_process_gives_a_ratio_without_a_verdict() -> None:

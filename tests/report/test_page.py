@@ -446,7 +446,7 @@ def test_compared_machines(open_page: Opener, width: int, scheme: str) -> None:
     assert made.cut_off() == []
     assert "Slow GPU over Fake GPU: 0.50×" in made.page.locator("p.sentence").inner_text()
     assert made.page.locator("h1").inner_text() == "Slow GPU over Fake GPU"
-    assert set(made.column("ratios", "verdict")) == {"▼ slower"}
+    assert set(made.column("ratios", "verdict")) == {"▼ slower, this card"}
     assert "95 % interval" in (made.chart("ratios").locator("svg.wide title").first.text_content() or "")
     assert made.violations() == []
 

@@ -58,7 +58,10 @@ class CompareOptions(ChartOptions, SelectionOptions):
         Literal["slower"] | None,
         Option("Exit with 1 if something is proven slower than on the first machine.", metavar="slower"),
     ] = None
-    margin: Annotated[float, Option("Ratios this close to 1 are the same: 1%, 0.05.", **SHARE, default="1%")] = 0.01
+    margin: Annotated[
+        float | None,
+        Option("Ratios this close to 1 are the same: 1%, 0.05. Default: 3%, 1% on one card.", **SHARE),
+    ] = None
     price_hour: Annotated[
         tuple[str, ...] | None,
         Option(

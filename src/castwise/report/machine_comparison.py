@@ -4,7 +4,7 @@ Energy per unit of throughput and, if prices are known, work per money are compa
 ones, and those of published figures.
 
 The other machines are compared with the first one. Processes of two machines are never measured in one session, so
-that a ratio is one of two independent means: its interval does not include what a machine did at another time.
+that a ratio is one of two independent means: its interval does not include other times, nor other cards of a model.
 """
 
 from collections import Counter
@@ -30,10 +30,16 @@ from castwise.registry.workloads import unit_of
 from castwise.report.collection import Collection, collect, machine_traits, throughput_of
 from castwise.report.machine_names import machine_names, short_name
 from castwise.report.machine_notes import MachineNote, machine_notes
+from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 
 Key = tuple[tuple[str, object], ...]  # values with their names
 _FAILED = ("oom", "timeout", "crashed", "diverged")
+# How far from 1 a ratio between cards still is "the same". Source: ResNet-50 on four H200s, batch 256, in
+# benchmarks/records: their speeds have standard deviations of 0.4 % in fp32, 1.1 % in bf16-mixed, 1.4 % in fp16-mixed,
+# some on other days and with other versions of castwise.
+MARGIN_OF_CARDS = 0.03
+THIS_CARD = ", this card"  # a verdict is on, if the first machine has another
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,12 @@ class MachineResult:
     def joules(self) -> Estimate | None:
         """Return GPU energy per unit of throughput; None if unknown, or if it did not end well."""
         return estimate(self.unit_joules) if self.status == "ok" else None
+
+    @property
+    def cards(self) -> set[tuple[str | None, ...]]:
+        """Return the GPUs or CPUs that measured it, whatever their software; empty if it is published."""
+        environments = [trial.environment for trial in self.trials]
+        return {(e.device_name, *([e.gpu_uuid] if e.gpu_uuid else [e.hosts, e.cpu])) for e in environments}
 
     @property
     def is_timed(self) -> bool:
@@ -358,9 +370,11 @@ def _traits(collection: Collection) -> dict[str, str]:
 
 
 def compare_machines(
-    machines: Sequence[ComparedMachine], margin: float = MARGIN, prices: MachinePrices = MachinePrices()
+    machines: Sequence[ComparedMachine], margin: float | None = None, prices: MachinePrices = MachinePrices()
 ) -> MachineComparison:
     """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
+    cards = set[tuple[str | None, ...]]().union(*(each.cards for m in machines for each in m.results.values()))
+    margin = margin or (MARGIN_OF_CARDS if len(cards) > 1 else MARGIN)
     counts = Counter(key for machine in machines for key in machine.results)
     groups: dict[Key, list[ComparisonRow]] = {}
     for key, count in counts.items():
@@ -444,7 +458,16 @@ def _verdict(first: str, base: MachineResult | None, result: MachineResult, marg
     if ratio.n < MIN_PROCESSES:
         few = [each.machine for each in sides if max(len(each.run_seconds), len(each.unit_seconds)) < MIN_PROCESSES]
         return Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
-    return verdict_of(ratio, margin)
+    return _verdict_on(ratio, margin, is_one_card=base.cards == result.cards)
+
+
+def _verdict_on(ratio: Estimate, margin: float, *, is_one_card: bool) -> Verdict:
+    found = verdict_of(ratio, margin)
+    is_beyond = ratio.low > 1 + margin or ratio.high < 1 - margin
+    if is_one_card or is_beyond or found.kind not in ("faster", "slower"):
+        return found
+    reason = f"{found.reason}, and reaches into the ±{format_share(margin)} by which cards may differ"
+    return Verdict("inconclusive", reason, ratio)
 
 
 def _times_as_fast(base: MachineResult, result: MachineResult) -> Estimate | None:
@@ -462,7 +485,8 @@ def _words(verdict: Verdict, base: MachineResult | None, result: MachineResult) 
         is_each = base is not None and max(len(base.trials), len(result.trials)) < MIN_PROCESSES
         return "one run each" if is_each else "one run on a side"
     if verdict.kind != "incomparable":
-        return verdict.kind
+        is_of_card = verdict.kind in ("faster", "slower") and base is not None and base.cards != result.cards
+        return f"{verdict.kind}{THIS_CARD if is_of_card else ''}"
     if base is None or (base.status, result.status) == ("ok", "ok"):
         return "not comparable"
     if base.status == result.status:

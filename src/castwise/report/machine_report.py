@@ -7,7 +7,7 @@ from typing import Any
 
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.registry.precisions import precision_sort_key
-from castwise.report.machine_comparison import ComparisonRow, MachineComparison, MachineResult
+from castwise.report.machine_comparison import THIS_CARD, ComparisonRow, MachineComparison, MachineResult
 from castwise.show.fields import (
     Field,
     FlatRow,
@@ -108,7 +108,7 @@ def mean_lines(comparison: MachineComparison) -> list[str]:
 
 def verdict_counts(comparison: MachineComparison) -> str:
     counts = Counter(
-        result.words if result.verdict.kind != "incomparable" else "not comparable"
+        result.words.removesuffix(THIS_CARD) if result.verdict.kind != "incomparable" else "not comparable"
         for _, result in comparison.results
         if result.verdict is not None
     )
