@@ -56,6 +56,7 @@ from castwise.suites.result import SuiteResult
 
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
+_FEWEST_TOTALS = 30  # of a scenario, to say how many hold
 SCHEMA = HERE.parent / "docs" / "record.schema.json"
 KEPT = "kept"  # not made anew; its argument is the commit whose benchmarks/ made it
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -220,6 +221,34 @@ def _cell(spec: TrialSpec) -> tuple[object, ...]:
     return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
 
 
+def answers(name: str) -> str:
+    """Return how often whole searches and comparisons of cards are right in simulations, by one run of answers.py."""
+    found = json.loads((RECORDS / "answers" / f"{name}.json").read_text())
+    heading = "search | processes differ by | searches | change handed over | totals that hold | mean error"
+    cells = [
+        (
+            row["name"],
+            f"{row['process_std']:.1%}",
+            row["draws"],
+            f"{row['handed_over']:.1%}",
+            "–" if row["totals"] < _FEWEST_TOTALS else f"{row['totals_hold']:.1%}",
+            "–" if row["totals"] < _FEWEST_TOTALS else f"{round(row['mean_error'], 3) + 0.0:+.1%}",
+        )
+        for row in found["searches"]
+    ]
+    rates = {(row["card_std"], row["ratio"]): row for row in found["cards"]}
+    of_cards = [
+        (
+            f"{std:.1%}",
+            f"{rates[std, 1.0]['faster'] + rates[std, 1.0]['slower']:.1%}",
+            *(f"{row['faster']:.1%}" for (each, ratio), row in rates.items() if each == std and ratio > 1),
+        )
+        for std in dict.fromkeys(std for std, _ in rates)
+    ]
+    of_cards_heading = "cards differ by | equal models called different | 5 % faster found | 10 % faster found"
+    return "\n".join([*markdown(heading, "lrrrrr", cells), "", *markdown(of_cards_heading, "rrrr", of_cards)]) + "\n"
+
+
 def cluster_faults(name: str) -> str:
     """Return what was tried of faults of clusters, and what held, by `tests/faults/run_faults.py --clusters`."""
     found = json.loads((RECORDS / "cluster_faults" / f"{name}.json").read_text())
@@ -243,6 +272,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,
     "compile_times": compile_times,
+    "answers": answers,
     "coverage": lambda name: coverage.table(RECORDS / "coverage" / f"{name}.json"),
     "promises": lambda name: coverage.promises(RECORDS / "coverage" / f"{name}.json"),
     "modes": lambda name: coverage.modes(RECORDS / "coverage" / f"{name}.json"),

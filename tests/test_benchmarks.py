@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aa
 import accuracy_tables
+import answers
 import by_hand
 import coverage
 import emitted
@@ -141,6 +142,12 @@ def test_a_total_is_proven_if_a_final_session_has_its_interval(
     assert words in search_tables.summary()
     _, bars = next(hero.pictures())
     assert ("not measured again" in bars) is (low is None)
+
+
+def test_a_simulated_search_finds_its_gains_and_equal_cards_are_the_same() -> None:
+    found = answers.measure("gains", 0.001, draws=1)
+    assert (found["handed_over"], found["totals_hold"]) == (1, 1)
+    assert answers.compare_cards(0.001, 1.0, draws=2)["same"] == 1
 
 
 def test_the_scripts_of_all_searches_are_short() -> None:
