@@ -254,6 +254,9 @@ class Rounds:
         trials = self._of(spec)
         if self._has_diverged(spec) or self._is_settled_by_a_look(spec):
             return True  # nobody takes it, so its time needs no interval
+        others = [other for other in self._not_failed() if not self._is_baseline(other)]
+        if (self._is_baseline(spec) and others) or self._is_behind(spec):
+            return True  # the baseline is measured beside each of the others
         if len(trials) < self._rule.min_rounds:
             return False
         # The baseline's own interval is not needed; without a baseline there is no ratio.
@@ -262,9 +265,7 @@ class Rounds:
         ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
-        if ratio is None or self._is_behind(spec):
-            return True
-        return self._rule.is_answered(ratio) and not self._has_strays()
+        return ratio is None or (self._rule.is_answered(ratio) and not self._has_strays())
 
     def _has_strays(self) -> bool:
         """Return whether a process is in another mode than most: more of them show how often any is."""
@@ -277,9 +278,9 @@ class Rounds:
         for other in self._not_failed():
             if precision_row(other.precision).keeps_float32_weights or self._is_baseline(other):
                 slower, faster = self._of(spec), self._of(other)
-                ratio = speedup_estimate(slower, faster)
-                is_proven = ratio is not None and (ratio.low > 1 or one_process_shows(slower, faster) == "faster")
-                if is_proven and not self._has_diverged(other):
+                ratio = speedup_estimate(slower, faster) if len(slower) >= self._rule.min_rounds else None
+                is_proven = ratio is not None and ratio.low > 1
+                if (is_proven or one_process_shows(slower, faster) == "faster") and not self._has_diverged(other):
                     return True
         return False
 
