@@ -254,9 +254,10 @@ class Rounds:
         trials = self._of(spec)
         if self._has_diverged(spec) or self._is_settled_by_a_look(spec):
             return True  # nobody takes it, so its time needs no interval
-        others = [other for other in self._not_failed() if not self._is_baseline(other)]
-        if (self._is_baseline(spec) and others) or self._is_behind(spec):
-            return True  # the baseline is measured beside each of the others
+        # A script takes long to set up. Its baseline is measured beside each of the others that needs more processes.
+        has_others = any(not self._is_baseline(other) for other in self._not_failed())
+        if spec.is_script and ((self._is_baseline(spec) and has_others) or self._is_behind(spec)):
+            return True
         if len(trials) < self._rule.min_rounds:
             return False
         # The baseline's own interval is not needed; without a baseline there is no ratio.
@@ -265,7 +266,9 @@ class Rounds:
         ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
-        return ratio is None or (self._rule.is_answered(ratio) and not self._has_strays())
+        if ratio is None or self._is_behind(spec):
+            return True
+        return self._rule.is_answered(ratio) and not self._has_strays()
 
     def _has_strays(self) -> bool:
         """Return whether a process is in another mode than most: more of them show how often any is."""
