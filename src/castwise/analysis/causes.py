@@ -8,12 +8,12 @@ step are left out: they are hard to tell from noise.
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from castwise.analysis.ceiling import Ceiling, ceiling
+from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
 from castwise.analysis.model_flops import unlisted_share
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
@@ -118,19 +118,17 @@ def _command(step: StepEvidence, technique: str) -> str:
 
 def _no_hardware(step: StepEvidence) -> Cause | None:
     why = why_emulated(step.precision, step.trial.environment.hardware)
-    if why is None:
-        return None
-    return Cause("no-hardware", f"it is emulated here, as {why}", "fp32, or another device")
+    return Cause("no-hardware", f"it is emulated here, as {why}", "fp32, or another device") if why else None
 
 
 def _baseline_has_tf32(step: StepEvidence) -> Cause | None:
     """Return that PyTorch's default has most of the gain over fp32 already."""
     over_default, over_fp32 = step.row.default_speedup, step.row.speedup
-    default = step.others.get(DEFAULT)
-    if default is None or over_default is None or over_fp32 is None or step.row.precision in (DEFAULT, BASELINE):
+    if over_default is None or over_fp32 is None or step.row.precision in (DEFAULT, BASELINE):
         return None
     of_default = over_fp32 / over_default
-    if of_default < 1 + LEAST or abs(over_default - 1) > 2 * LEAST or of_default < over_fp32**_HAS_MOST:
+    is_close = abs(over_default - 1) <= 2 * LEAST
+    if DEFAULT not in step.others or not is_close or of_default < max(1 + LEAST, over_fp32**_HAS_MOST):
         return None
     evidence = (
         f"PyTorch's default computes in TF32 already and is {of_default:.2f}× as fast as fp32; "
@@ -185,24 +183,18 @@ def _without_tensor_cores(step: StepEvidence) -> Cause | None:
         for name in step.plain_seconds
         if name not in known
     ]
-    if not found:
-        return None
-    return Cause(
-        "no-tensor-cores",
-        max(found)[1],
-        "sizes that are multiples of 8, or a newer cuDNN",
-        sum(share for share, _ in found),
-    )
+    share, advice = sum(share for share, _ in found), "sizes that are multiples of 8, or a newer cuDNN"
+    return Cause("no-tensor-cores", max(found)[1], advice, share) if found else None
 
 
 def _grouped_convolutions(step: StepEvidence) -> Cause | None:
     """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
-    if step.profile is None or step.flops is None or "grouped_convolution" not in step.flops.products:
+    if step.flops is None or "grouped_convolution" not in step.flops.products:
         return None
     if step.on_cpu or step.computes_in_float32:
         return None
-    grouped = [kernel for kernel in step.profile.kernels if kernel.kind in PRODUCTS and is_grouped(kernel)]
-    seconds = sum(kernel.seconds for kernel in grouped) or step.profile.class_seconds.get("plain_product", 0.0)
+    grouped = [kernel for kernel in step.spent.kernels if kernel.kind in PRODUCTS and is_grouped(kernel)]
+    seconds = sum(kernel.seconds for kernel in grouped) or step.spent.class_seconds.get("plain_product", 0.0)
     share = saved = step.scale * seconds
     seen = f"{format_share(share)} of the step is grouped convolutions"
     fastest = peak(step.gpu, next(iter(step.flops.by_format)))
@@ -217,11 +209,10 @@ def _grouped_convolutions(step: StepEvidence) -> Cause | None:
 
 def _one_slow_kernel(step: StepEvidence) -> Cause | None:
     """Return the one kernel that dominates a step, if it is none that the table of names knows as fast."""
-    kernels = step.profile.kernels if step.profile is not None and not step.on_cpu else ()
     if step.narrow[0]:
         advice = "timing another order of its dimensions, or another operator: torch.compile does not help"
         return Cause("missing-kernel", step.narrow[1], advice, step.narrow[0])
-    for kernel in kernels[:1]:
+    for kernel in () if step.on_cpu else step.spent.kernels[:1]:
         share = step.scale * kernel.seconds
         if share >= MOSTLY and kernel.kind in ("unknown_product", "other"):
             evidence = f"one kernel takes {format_share(share)} of the step: {kernel.operator or kernel.name[:40]}"
@@ -231,9 +222,9 @@ def _one_slow_kernel(step: StepEvidence) -> Cause | None:
 
 def _slower_kernels(step: StepEvidence) -> Cause | None:
     """Return which products take longer than the same ones in another precision that was profiled."""
-    if step.profile is None or step.on_cpu or not step.precision.is_16_bit:
+    if step.on_cpu or not step.precision.is_16_bit:
         return None
-    own, found = _product_kernels(step.profile), list[tuple[float, KernelTime, KernelTime, Row]]()
+    own, found = _product_kernels(step.spent), list[tuple[float, KernelTime, KernelTime, Row]]()
     for row in step.others.values():
         profile = next((trial.profile for trial in row.trials if trial.profile is not None), None)
         others = {} if profile is None or row is step.row else _product_kernels(profile)
@@ -245,10 +236,10 @@ def _slower_kernels(step: StepEvidence) -> Cause | None:
     if not found:
         return None
     share, kernel, other, row = max(found, key=lambda each: each[0])
-    shapes = " and ".join("×".join(map(str, shape)) for shape in kernel.shapes if len(shape) > 1)
     seen = (
         f"products take {format_share(share)} of the step longer than in {row.precision}, most of all "
-        f"{kernel.operator} of {shapes}: {short_name(kernel.name)}, there {short_name(other.name)}"
+        f"{kernel.operator} of {_shapes([shape for shape in kernel.shapes if len(shape) > 1])}: "
+        f"{short_name(kernel.name)}, there {short_name(other.name)}"
     )
     return Cause("slower-kernel", seen, _instead_of(step, kernel, row), share)
 
@@ -280,13 +271,13 @@ def _product_kernels(profile: StepProfile) -> dict[tuple[Any, ...], tuple[float,
 def _library_fault(step: StepEvidence) -> Cause | None:
     """Return what a version of torch is known to do slowly, if the step spends its time there."""
     numbers = re.match(r"(\d+)\.(\d+)", step.trial.environment.torch)
-    if step.profile is None or step.on_cpu or numbers is None or not step.precision.is_16_bit:
+    if step.on_cpu or numbers is None or not step.precision.is_16_bit:
         return None
     dtypes = () if step.trial.facts is None else step.trial.facts.param_dtypes
     autocasts = bool(step.precision.autocast_dtype) and any(name.endswith("float16") for name in dtypes)
     causes = []
     for row in LIBRARY_FAULTS:
-        kernels = [each for each in step.profile.kernels if re.search(row.operator, each.operator)]
+        kernels = [each for each in step.spent.kernels if re.search(row.operator, each.operator)]
         share = step.scale * sum(each.seconds for each in kernels if re.search(row.kernel, each.name))
         if row.since <= (int(numbers[1]), int(numbers[2])) < row.before and (autocasts or not row.autocasts_16_bit):
             seen = f"{row.what} in torch {numbers[0]} ({row.source}): {format_share(share)} of the step"
@@ -297,36 +288,32 @@ def _library_fault(step: StepEvidence) -> Cause | None:
 def _misaligned_products(step: StepEvidence) -> Cause | None:
     if (found := _all_misaligned(step)) is not None:
         return found
-    if not step.misaligned or step.flops is None or step.profile is None:
+    if not step.misaligned or step.flops is None:
         return None
     share = step.scale * sum(kernel.seconds for kernel in step.misaligned)
     known = [(kernel, flops) for kernel in step.misaligned if (flops := _flops_of_kernel(kernel)) is not None]
     flops = sum(found * each.launches for each, found in known)
     seconds = sum(each.seconds for each, _ in known)
-    others = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
+    others = sum(step.spent.class_seconds.get(name, 0.0) for name in PRODUCTS) - seconds
     # Without another product to compare with, or FLOPs, it is taken to be just slow enough.
     slow = (flops / seconds) * others / (step.flops.total - flops) if seconds and step.flops.total > flops else _SLOW
     if slow > _SLOW:
         return None
     worst = max(step.misaligned, key=lambda kernel: kernel.seconds)
-    shapes = ["×".join(map(str, shape)) for shape in worst.shapes if len(shape) > 1][:2]
-    shown = " and ".join(shapes) or worst.operator or "shapes not known"
-    return Cause(
-        "alignment",
-        f"{format_share(share)} of the step is products of misaligned rows: {shown}"
-        + (f", at {format_share(slow)} of the others' rate" if seconds else ""),
-        f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}",
-        share * (1 - slow),
-        step.technique("alignment", convolutions="conv" in worst.operator),
-    )
+    shown = _shapes([shape for shape in worst.shapes if len(shape) > 1][:2]) or worst.operator or "shapes not known"
+    seen = f"{format_share(share)} of the step is products of misaligned rows: {shown}"
+    seen += f", at {format_share(slow)} of the others' rate" if seconds else ""
+    technique = step.technique("alignment", convolutions="conv" in worst.operator)
+    advice = f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}"
+    return Cause("alignment", seen, advice, share * (1 - slow), technique)
 
 
 def _all_misaligned(step: StepEvidence) -> Cause | None:
     """Return that there is no aligned product to compare with, if they are far from the peak."""
     flops = 0 if step.flops is None else step.flops.misaligned_flops or 0
-    if step.flops is None or step.profile is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
+    if step.flops is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
         return None
-    seconds = sum(step.profile.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
+    seconds = sum(step.spent.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
     name = next(iter(step.flops.by_format))
     limit, item_bytes = peak(step.gpu, name), ITEM_BYTES.get(name, 4)
     reached = None if limit is None or not seconds else flops / seconds / limit
@@ -340,25 +327,25 @@ def _all_misaligned(step: StepEvidence) -> Cause | None:
     shapes, multiple = step.flops.misaligned_shapes, VECTOR_BYTES // item_bytes
     odd = sorted({size for shape in shapes for size in shape if size % multiple})
     pads = ", ".join(f"{size:,} to {size + -size % multiple:,}" for size in odd)
-    shown = " and ".join("×".join(map(str, shape)) for shape in shapes)
-    return Cause(
-        "alignment",
-        f"{format_share(step.scale * seconds)} of the step is products, all of misaligned rows: {shown}{measured}",
-        f"sizes that are multiples of {multiple}: pad {pads}",
-        step.scale * seconds * (1 - slow),
-        step.technique("alignment", convolutions=False),
-    )
+    share, technique = step.scale * seconds, step.technique("alignment", convolutions=False)
+    seen = f"{format_share(share)} of the step is products, all of misaligned rows: {_shapes(shapes)}{measured}"
+    advice = f"sizes that are multiples of {multiple}: pad {pads}"
+    return Cause("alignment", seen, advice, share * (1 - slow), technique)
+
+
+def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
+    return " and ".join("×".join(map(str, shape)) for shape in shapes)
 
 
 def _attention(step: StepEvidence) -> Cause | None:
     """Return what attention takes beyond what flash attention would, and what keeps it from that."""
     limit, capability = peak(step.gpu, "bf16"), step.trial.environment.capability
-    if step.profile is None or limit is None or capability is None or capability < _FLASH_CAPABILITY:
+    if limit is None or capability is None or capability < _FLASH_CAPABILITY:
         return None
     is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= MOSTLY
     slow = [
         (max(0.0, each.seconds - _fastest_attention(each, _FLASH_REACHES * limit, is_causal=is_causal)), each)
-        for each in step.profile.attention
+        for each in step.spent.attention
         if each.backend in ("efficient", *WRITES_SCORES) or each.is_masked
     ]
     if not slow:
@@ -409,7 +396,7 @@ def _why_not_flash(found: AttentionTime, *, is_causal: bool) -> tuple[str, str]:
 
 def _recomputation(step: StepEvidence) -> Cause | None:
     """Return what backward computes of forward again, if there is memory to keep it."""
-    seconds = 0.0 if step.profile is None else step.profile.recomputed_seconds or 0.0
+    seconds = step.spent.recomputed_seconds or 0.0
     known = [rank.peak_allocated_bytes for trial in step.row.trials for rank in trial.ranks]
     held, memory = max(filter(None, known), default=None), step.trial.environment.gpu_memory_bytes
     needed = 0 if step.flops is None else step.flops.recomputed_bytes
@@ -424,7 +411,7 @@ def _recomputation(step: StepEvidence) -> Cause | None:
 
 def _layout(step: StepEvidence) -> Cause | None:
     converted = step.share_of("layout_conversion")
-    if converted < LEAST or step.on_cpu:
+    if step.on_cpu:
         return None
     technique, seen = step.technique("layout"), f"{format_share(converted)} of the step converts between NCHW and NHWC"
     if step.slow_norm:
@@ -436,11 +423,9 @@ def _layout(step: StepEvidence) -> Cause | None:
 
 def _synchronisation(step: StepEvidence) -> Cause | None:
     wait, idle = step.waiting
-    if wait < LEAST:
-        return None
     scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
     why = "the loss scale is read on the host" if scales else "a value is read on the host"
-    evidence = f"the GPU is idle {format_share(idle or 0.0)} of the step, and {why} each step"
+    evidence = f"the GPU is idle {format_share(idle)} of the step, and {why} each step"
     evidence += step.reads and f": the host waits for {step.reads}"
     advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
     return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
@@ -477,8 +462,8 @@ def _host_work(step: StepEvidence) -> Cause | None:
         return None
     seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
     named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
-    idle, of_launches = format_share(step.idle_share or 0.0), format_share(launches)
-    evidence = f"the GPU is idle {idle} of the step, and launches explain {of_launches} at most"
+    evidence = f"the GPU is idle {format_share(step.idle_share or 0.0)} of the step"
+    evidence += f", and launches explain {format_share(launches)} at most"
     frees = "no torch.cuda.empty_cache() or pin_memory() within a step, and few sizes of batches"
     if step.profile.allocates:
         evidence += "; PyTorch's allocator asks the driver for memory in each step, for which the host waits"
@@ -510,8 +495,8 @@ def _input(step: StepEvidence) -> Cause | None:
     if share < LEAST_IDLE:
         return None
     evidence = f"the step waits {format_share(share)} of the time for its next batch"
-    if step.profile is not None and (step.profile.loader_kernels or 0.0) >= _ONE_BY_ONE:
-        evidence += f": its loader launches {step.profile.loader_kernels:,.0f} kernels or copies"
+    if (launches := step.spent.loader_kernels or 0.0) >= _ONE_BY_ONE:
+        evidence += f": its loader launches {launches:,.0f} kernels or copies"
         advice = "whole batches by index on the GPU, as data[indices]: loader workers do not help with that"
         return Cause("input", evidence, advice, share)
     advice = "more loader workers" + ("" if step.trial.spec.is_script else ", or the data on the GPU")
@@ -520,26 +505,26 @@ def _input(step: StepEvidence) -> Cause | None:
 
 def _host_copies(step: StepEvidence) -> Cause | None:
     """Return what copies between host and device take while no kernel runs."""
-    copies = {} if step.profile is None else step.profile.host_copy_seconds
-    if step.profile is None or not copies or step.on_cpu:
+    copies = step.spent.host_copy_seconds
+    if not copies or step.on_cpu:
         return None
     most, share = max(copies, key=copies.__getitem__), step.copied
-    shapes = [each.shapes[0] for each in step.profile.kernels if each.name.startswith("Memcpy") and each.shapes]
-    largest = f", most of it {'×'.join(map(str, shapes[0]))}" if shapes else ""
+    shapes = [each.shapes[0] for each in step.spent.kernels if each.name.startswith("Memcpy") and each.shapes]
+    largest = f", most of it {_shapes(shapes[:1])}" if shapes else ""
     if most.startswith("DtoH"):
         if step.idle_parts[1]:
             return None  # `host-work` tells of them
         seen = f"{format_share(share)} of the step copies to the host while no kernel runs{largest}"
         return Cause("host-copies", seen, "results that stay on the GPU until the end of an epoch", share)
-    is_pageable = not most.endswith("Pinned")
-    memory = "pageable" if is_pageable else "pinned"
+    memory, instead = "pageable", "pinned memory and non_blocking=True"
+    if most.endswith("Pinned"):
+        memory, instead = "pinned", "a copy of the next batch on its own stream"
     seen = f"{format_share(share)} of the step copies from {memory} memory of the host while no kernel runs{largest}"
-    pinned = "pinned memory and non_blocking=True" if is_pageable else "a copy of the next batch on its own stream"
-    return Cause("host-copies", seen, f"{pinned}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
+    return Cause("host-copies", seen, f"{instead}, fewer bytes (uint8, 16 bits), or the data on the GPU", share)
 
 
 def _gradient_sync(step: StepEvidence) -> Cause | None:
-    passes = 0.0 if step.communication is None else step.communication.reduced_passes
+    passes = 0.0 if step.spent.communication is None else step.spent.communication.reduced_passes
     if passes < _SEVERAL_PASSES:
         return None
     seen = f"each update reduces its gradients after {passes:.0f} backward passes, and needs it after the last alone"
@@ -564,7 +549,7 @@ def _rank_imbalance(step: StepEvidence) -> Cause | None:
 
 def _communication(step: StepEvidence) -> Cause | None:
     """Return what ranks exchange while nothing else runs, if they wait for none and reduce gradients once an update."""
-    found = step.communication
+    found = step.spent.communication
     if found is None:
         return None
     share = _exchanged(step) / max(1.0, found.reduced_passes)
@@ -603,10 +588,8 @@ def _recompilation(step: StepEvidence) -> Cause | None:
 
 def _padding(step: StepEvidence) -> Cause | None:
     share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
-    evidence = (
-        f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
-    )
-    return Cause("padding", evidence, "batches of similar lengths, or packed sequences", share) if share else None
+    seen = f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
+    return Cause("padding", seen, "batches of similar lengths, or packed sequences", share)
 
 
 def _casts(step: StepEvidence) -> Cause | None:
@@ -617,21 +600,19 @@ def _casts(step: StepEvidence) -> Cause | None:
     if NO_CACHE in step.settings:
         seen, technique = f"{seen}, with {NO_CACHE}", ""
         advice = "autocast's cache of cast weights, which is its default"
-    return Cause("casts", seen, advice, share, technique) if share >= LEAST else None
+    return Cause("casts", seen, advice, share, technique)
 
 
 def _indexing(step: StepEvidence) -> Cause | None:
     """Return what gathers and scatters take beyond the time of their bytes."""
     share = step.share_of("indexing")
-    if step.profile is None or share < LEAST or step.on_cpu:
+    if step.on_cpu:
         return None
-    kernels = [each for each in step.profile.kernels if each.kind == "indexing" and each.operator]
+    kernels = [each for each in step.spent.kernels if each.kind == "indexing" and each.operator]
     moved = sum(2 * each.launches * 4 * _num_indexed(each.shapes) for each in kernels)
     least = 0.0 if step.gpu is None else step.scale * moved / step.gpu.bandwidth_bytes_per_second
-    names = list(dict.fromkeys(each.operator.removeprefix("aten::") for each in kernels))[:_MOST_MODULES]
-    seen = f"{format_share(share)} of the step reads or writes rows by index" + (
-        f": {', '.join(names)}" if names else ""
-    )
+    names = ", ".join([*dict.fromkeys(each.operator.removeprefix("aten::") for each in kernels)][:_MOST_MODULES])
+    seen = f"{format_share(share)} of the step reads or writes rows by index{names and f': {names}'}"
     advice = "timing it with sorted indices, wider rows or a sparse product: torch.compile does not fuse it"
     return Cause("indexing", seen, advice, max(0.0, share - least))
 
@@ -650,20 +631,17 @@ def _optimizer(step: StepEvidence) -> Cause | None:
         return None
     scales = " and loss scaling" if step.share_of("loss_scaling") else ""
     seen = f"{format_share(share)} of the step is the optimizer{scales}"
-    kernels = step.profile.kernels if step.profile is not None else ()
     written = "" if step.trial.facts is None else step.trial.facts.optimizer
-    is_fused = any(each.operator.startswith("aten::_fused_") for each in kernels if each.kind == "optimizer")
+    operators = [each.operator for each in step.spent.kernels if each.kind == "optimizer"]
+    is_fused = any(operator.startswith("aten::_fused_") for operator in operators)
     is_torchs = not step.trial.spec.is_script or re.match(r"(Adam|AdamW|SGD|Adagrad)\(lr=", written) is not None
     technique = step.technique("optimizer") if is_torchs and "fused=True" not in written else ""
     if technique and not is_fused:
-        least = 0.0
-        if step.flops is not None and step.gpu is not None:
-            least = 2 * step.flops.update_bytes / step.gpu.bandwidth_bytes_per_second / step.seconds
+        least = 0.0 if step.flops is None else step.least_share(2 * step.flops.update_bytes)
         return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
-    larger = "a larger batch: twice the samples for each update"
-    return Cause(
-        "optimizer", seen, larger if is_torchs else f"{larger}; or timing one of torch.optim, fused", share / 2
-    )
+    advice = "a larger batch: twice the samples for each update"
+    advice += "" if is_torchs else "; or timing one of torch.optim, fused"
+    return Cause("optimizer", seen, advice, share / 2)
 
 
 def _memory(step: StepEvidence) -> Cause | None:
@@ -675,7 +653,8 @@ def _memory(step: StepEvidence) -> Cause | None:
     if not technique and step.precision.is_16_bit:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
-    saved = share - _NORM_GAIN * step.slow_norm - step.memory_roof
+    roof = 0.0 if step.flops is None else step.least_share(least_bytes(step.flops))
+    saved = share - _NORM_GAIN * step.slow_norm - roof
     names = [CLASS_WORDS.get(name, name) for name in step.shares if name in FUSED]
     seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
@@ -693,7 +672,7 @@ def _small_kernels(step: StepEvidence) -> Cause | None:
     if filled >= _FILLED:
         return None
     evidence = f"while a kernel runs, {format_share(filled)} of the GPU's multiprocessors work"
-    is_long = step.profile is not None and step.profile.busy_seconds >= LAUNCH_SECONDS * step.profile.num_kernels
+    is_long = step.spent.busy_seconds >= LAUNCH_SECONDS * step.spent.num_kernels
     advice = "timing its longest kernels (--kernels) with other shapes" if is_long else "a larger batch"
     return Cause("small-kernels", evidence, advice, busy * (1 - filled))
 
@@ -702,10 +681,8 @@ def _power(step: StepEvidence) -> Cause | None:
     limit = power_limit_of(step.row.trials)
     if limit is None:
         return None
-    evidence = (
-        f"the power limit held the clock at {limit.clock_hertz / 1e6:,.0f} of {limit.max_clock_hertz / 1e6:,.0f} MHz "
-        f"({limit.watts:.0f} W)"
-    )
+    clock, highest = limit.clock_hertz / 1e6, limit.max_clock_hertz / 1e6
+    evidence = f"the power limit held the clock at {clock:,.0f} of {highest:,.0f} MHz ({limit.watts:.0f} W)"
     lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
     return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
 

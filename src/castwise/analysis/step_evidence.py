@@ -3,20 +3,20 @@
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.ceiling import least_bytes
 from castwise.analysis.code_snippets import precision_of
 from castwise.analysis.model_flops import flops_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import Communication, KernelTime, Trial
+from castwise.records.schema import KernelTime, StepProfile, Trial
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.technique_fit import why_unsupported
@@ -92,6 +92,7 @@ class StepEvidence:
         self.trial = next(profiled, row.trials[0])
         profile = self.trial.profile
         self.profile = profile if profile is not None and profile.class_seconds else None
+        self.spent = self.profile or StepProfile(device_type="cuda")  # nothing, without one
         numerics = (trial.profile.numerics for trial in reversed(row.trials) if trial.profile is not None)
         self.numerics = next((known for known in numerics if known is not None), None)  # the latest
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
@@ -99,7 +100,7 @@ class StepEvidence:
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
         self.precision = precision_of(self.trial)
         self.on_cpu = self.trial.spec.device_type == "cpu"
-        self.settings = {*self.profile.settings} if self.profile is not None and not self.on_cpu else set[str]()
+        self.settings = set[str]() if self.on_cpu else {*self.spent.settings}
         self.slowed_by = " and ".join(sorted(self.settings - UNPRICED - {NO_CACHE}))  # that keep the GPU waiting
 
     @cached_property
@@ -122,9 +123,7 @@ class StepEvidence:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Return each class's share; kernels that overlap count by their part of the busy time."""
-        if self.profile is None or self.busy is None:
-            return {}
-        seconds = self.profile.class_seconds
+        seconds = self.spent.class_seconds
         return {name: self.scale * seconds[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
 
     @cached_property
@@ -149,24 +148,23 @@ class StepEvidence:
             "waiting: no kernel runs": self.idle_share or 0.0,
         }
         most = max(parts, key=parts.__getitem__)
-        if not parts[most]:
-            return "what takes its time is not known"
-        return f"{format_share(parts[most])} of the step is {most}"
+        return (
+            f"{format_share(parts[most])} of the step is {most}" if parts[most] else "what takes its time is not known"
+        )
 
     @cached_property
     def waits(self) -> float | None:
         """Return the share of the step in which the host waited for the device."""
-        wait = None if self.profile is None else self.profile.wait_seconds
+        wait = self.spent.wait_seconds
         return None if wait is None else min(1.0, wait / self.seconds)
 
     @property
     def reads(self) -> str:
         """Return for what of the device the host waits each step, and how often; empty if it is not known."""
-        profile = self.profile
-        if profile is None or not profile.waits:
+        if not self.spent.waits:
             return ""
-        found = profile.waits | {"aten::copy_": 0.0}  # which `host-copies` is about
-        found[""] = found.get("", 0.0) - _OWN_WAITS / profile.num_steps
+        found = self.spent.waits | {"aten::copy_": 0.0}  # which `host-copies` is about
+        found[""] = found.get("", 0.0) - _OWN_WAITS / self.spent.num_steps
         if self.share_of("loss_scaling"):
             found[_READ] = found.get(_READ, 0.0) - 1
         often = {name: round(times) for name, times in found.items() if times > _LEAST_WAITS}
@@ -191,7 +189,7 @@ class StepEvidence:
         if self.flops is not None and self.flops.total:
             return self.flops.by_format
         seconds: dict[str, float] = {}
-        for kernel in self.profile.kernels if self.profile is not None and not self.on_cpu else ():
+        for kernel in () if self.on_cpu else self.spent.kernels:
             # A product without Tensor Cores is float32's unless its name says another format.
             found = kernel.format or format_of(kernel.name) or ("fp32" if kernel.kind == "plain_product" else "")
             if kernel.kind in PRODUCTS and found:
@@ -206,27 +204,22 @@ class StepEvidence:
         if not self.profile.products:  # an older record: most products tell
             seconds = self.profile.class_seconds.get("plain_product", 0.0)
             return {"fp32" if self.computes_in_float32 else "": {"": seconds}}
-        found: dict[str, dict[str, float]] = {}
+        found = defaultdict[str, dict[str, float]](lambda: defaultdict(float))
         for each in self.profile.products:
             if each.kind == "plain_product" or each.format == "fp64":
-                modules = found.setdefault(each.format, {})
-                modules[each.module] = modules.get(each.module, 0.0) + each.seconds
+                found[each.format][each.module] += each.seconds
         return found
-
-    @property
-    def communication(self) -> Communication | None:
-        """Return what ranks exchange; None if nothing, or if that is not known."""
-        return None if self.profile is None else self.profile.communication
 
     @cached_property
     def exposed(self) -> float:
         """Return the share of the step in which the first rank communicates and does nothing else; waiting, too."""
-        return 0.0 if self.communication is None else min(1.0, self.communication.exposed_seconds / self.seconds)
+        communication = self.spent.communication
+        return 0.0 if communication is None else min(1.0, communication.exposed_seconds / self.seconds)
 
     @cached_property
     def rank_waits(self) -> Sequence[float]:
         """Return the share of the step that each rank waits for the slowest; empty if that is not known."""
-        seconds = () if self.communication is None or self.on_cpu else self.communication.rank_seconds
+        seconds = () if self.spent.communication is None or self.on_cpu else self.spent.communication.rank_seconds
         if min(seconds, default=0.0) >= _EQUAL * max(seconds, default=0.0):
             return ()
         return [(each - min(seconds)) / self.seconds for each in seconds]
@@ -243,31 +236,26 @@ class StepEvidence:
             return not self.precision.is_16_bit and self.precision.float32_matmul == "ieee"
         return self.formats.get("fp32", 0) >= MOSTLY * sum(self.formats.values())
 
-    @property
-    def memory_roof(self) -> float:
-        """Return the least share of the step that its memory traffic takes; 0 if that is not known."""
-        if self.flops is None or self.gpu is None:
-            return 0.0
-        return least_bytes(self.flops) / self.gpu.bandwidth_bytes_per_second / self.seconds
+    def least_share(self, num_bytes: int) -> float:
+        """Return the least share of the step that moving so many bytes takes; 0 if that is not known."""
+        return 0.0 if self.gpu is None else num_bytes / self.gpu.bandwidth_bytes_per_second / self.seconds
 
     @property
     def scores(self) -> float:
         """Return the share of the step in which attention's scores go through memory between its products."""
-        found = self.profile.attention if self.profile is not None else ()
-        return self.scale * sum(each.seconds - each.product_seconds for each in found if each.backend in WRITES_SCORES)
+        written = [each for each in self.spent.attention if each.backend in WRITES_SCORES]
+        return self.scale * sum(each.seconds - each.product_seconds for each in written)
 
     @property
     def copied(self) -> float:
         """Return the share of the step that copies between host and device take while no kernel runs."""
-        seconds = self.profile.host_copy_seconds.values() if self.profile is not None else ()
-        return min(1.0, sum(seconds) / self.seconds)
+        return min(1.0, sum(self.spent.host_copy_seconds.values()) / self.seconds)
 
     @cached_property
     def narrow(self) -> tuple[float, str]:
         """Return the share of an operator with long kernels that hardly move data, and a sentence; zero without one."""
         bandwidth = 0.0 if self.gpu is None else self.gpu.bandwidth_bytes_per_second
-        kernels = self.profile.kernels if self.profile is not None else ()
-        long = [each for each in kernels if each.shapes and each.seconds >= LAUNCH_SECONDS * each.launches]
+        long = [each for each in self.spent.kernels if each.shapes and each.seconds >= LAUNCH_SECONDS * each.launches]
         long = [each for each in long if each.kind in FUSED and not _MULTIPLIES.search(each.operator)]
         for operator in dict.fromkeys(each.operator for each in long):
             own = [each for each in long if each.operator == operator]
@@ -289,10 +277,10 @@ class StepEvidence:
         longer. It would not launch the copies that it reads, either.
         """
         idle = self.idle_share
-        if idle is None or self.profile is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
+        if idle is None or self.slowed_by or captures_graph(self.trial.spec.techniques):
             return 0.0, 0.0
-        waits, num_reads = self.waits or 0.0, (self.profile.waits or {}).get(_READ, 0.0)
-        return min(idle, waits + (1 - waits) * num_reads / max(1.0, self.profile.num_kernels)), idle
+        waits, num_reads = self.waits or 0.0, self.spent.waits.get(_READ, 0.0)
+        return min(idle, waits + (1 - waits) * num_reads / max(1.0, self.spent.num_kernels)), idle
 
     @cached_property
     def idle_parts(self) -> tuple[float, float]:
@@ -309,8 +297,7 @@ class StepEvidence:
     @cached_property
     def slow_norm(self) -> float:
         """Return the share of batch norm that channels-last would make faster; 0 if there is nothing to convert."""
-        kernels = self.profile.kernels if self.profile is not None else ()
-        norms = [kernel.name for kernel in kernels if kernel.kind == "normalisation"]
+        norms = [kernel.name for kernel in self.spent.kernels if kernel.kind == "normalisation"]
         in_nchw = norms and not any(re.search("channels_last|nhwc", name) for name in norms)
         converts = self.share_of("layout_conversion") >= LEAST and not self.on_cpu
         if in_nchw and converts and self.precision.is_16_bit and self.technique("layout"):
@@ -320,10 +307,8 @@ class StepEvidence:
     @cached_property
     def misaligned(self) -> list[KernelTime]:
         """Return the products whose name or shapes say that rows are no multiple of what Tensor Cores load."""
-        kernels = self.profile.kernels if self.profile is not None else ()
-        if self.computes_in_float32:
-            return []
-        return [kernel for kernel in kernels if kernel.kind in PRODUCTS and is_misaligned(kernel, self.item_bytes)]
+        products = [] if self.computes_in_float32 else [each for each in self.spent.kernels if each.kind in PRODUCTS]
+        return [kernel for kernel in products if is_misaligned(kernel, self.item_bytes)]
 
     def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
         """Return the first technique against a cause that this loop can have, and has not.
@@ -332,13 +317,9 @@ class StepEvidence:
         """
         spec, layers = self.trial.spec, self.trial.layers
         for row in TECHNIQUES:
-            if cause not in row.cures or row.name in spec.techniques:
-                continue
-            if convolutions not in (None, row.layer == "convolution"):
-                continue
-            if row.tried_after not in ("", *spec.techniques):
-                continue
-            if not row.finds_layer(layers):
+            is_new = cause in row.cures and row.name not in spec.techniques
+            is_of_kind = convolutions in (None, row.layer == "convolution") and row.finds_layer(layers)
+            if not is_new or not is_of_kind or row.tried_after not in ("", *spec.techniques):
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
             try:
