@@ -66,10 +66,8 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"^(statistics|combine|normalise|gradient_sums|combine_sums|gradient)_kernel$", "normalisation"),  # castwise's own
     (r"index_?(Func|Select|elementwise|put)|indexing_backward|scatter_?gather|vectorized_gather|take_put", "indexing"),
     (r"(segment|scatter|gather)_(reduce|csr|coo|add)|^void scatter_kernel|cusparse::|csrmm|[sS]p[mM][mM]", "indexing"),
-    (
-        r"embedding_backward|EmbeddingBag_|compute_grad_weight|sum_and_scatter|krn_partial|RadixSort|bitonicSort|TopK",
-        "indexing",
-    ),
+    (r"embedding_backward|EmbeddingBag_|compute_grad_weight|sum_and_scatter|krn_partial", "indexing"),
+    (r"RadixSort|bitonicSort|TopK", "indexing"),
     # "unrolled": its input and output differ in format.
     (r"float16\w*copy_kernel|float8\w*copy_kernel|unrolled_elementwise_kernel<at::native::direct_copy", "cast"),
     (r"LpNormFunctor|l2norm", "reduction"),
@@ -79,20 +77,15 @@ _PATTERNS: tuple[tuple[str, KernelClass], ...] = (
     (r"ffma|[sS]imt|RNN_FMA|[_ ]sgemm|^sgemm|scudnn|implicit_convolve\w*sgemm|explicit_convolve", "plain_product"),
     (r"gemv|gemm[SN]N_|gemmk1_kernel|\bdot_kernel|conv_depthwise|2d_c1_k1|_direct_kernel|fft2d|fft1d", "plain_product"),
     (r"(wgrad_alg\d|dgrad|wgrad2d|dgrad2d|conv2d)\w*_engine<(float|double)", "plain_product"),
-    (
-        r"^nvjet_|tensorop|TensorOp|hmma|imma|dmma|wgmma|[hsid](884|1688|16816|16832|161616)[a-z_]",
-        "tensor_core_product",
-    ),
+    (r"^nvjet_|tensorop|TensorOp|hmma|imma|dmma|wgmma", "tensor_core_product"),
+    (r"[hsid](884|1688|16816|16832|161616)[a-z_]", "tensor_core_product"),
     (r"sm(7\d|8\d|9\d|1\d\d)a?_xmma|\bgemm::kernel::GemmUniversal|^Cijk_\w+_MI\d|xdlops", "tensor_core_product"),
     (r"gemm|gemmk|^Cijk_|matmul|fprop|dgrad|wgrad|winograd|cudnn\w*conv|conv(olve|olution|\dd)", "unknown_product"),
     (r"RNN_block|persistRNN|PersistRNN|cutlass|igemm|Sp3AsmConv|ConvAsm|ConvBin", "unknown_product"),
-    (
-        r"reduce|splitK|(max|avg|average)_?pool|softmax|SoftMax|cumsum|nll_loss|scan_|DeviceReduce|DeviceScan|arg_?m(ax|in)",
-        "reduction",
-    ),
+    (r"reduce|splitK|(max|avg|average)_?pool|softmax|SoftMax|cumsum|nll_loss|scan_", "reduction"),
+    (r"DeviceReduce|DeviceScan|arg_?m(ax|in)", "reduction"),
     (r"distribution_|dropout|lstm_cell|gru_cell|fill|relu|gelu|pointwise", "elementwise"),
 )
-_RULES = tuple((re.compile(pattern), kind) for pattern, kind in _PATTERNS)
 
 # The first that matches counts: a name also spells out the formats of accumulator and output.
 _FORMATS: tuple[tuple[str, Format], ...] = (
@@ -104,7 +97,6 @@ _FORMATS: tuple[tuple[str, Format], ...] = (
     (r"f64|dmma|d884|double|^nvjet_(sm\d+_)?d", "fp64"),
     (r"tensorop_s1688(?!_?(f16|bf16))|s1688", "tf32"),  # CUTLASS leaves out the type of float32 inputs
 )
-_FORMAT_RULES = tuple((re.compile(pattern), name) for pattern, name in _FORMATS)
 
 # PTX ISA: wgmma.mma_async, tcgen05.mma and mma.sync run on Tensor Cores; their types are in the instruction's name.
 _PTX_PRODUCT = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma)[\w.:]*")
@@ -112,15 +104,13 @@ _PTX_PRODUCT = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma
 
 @lru_cache(maxsize=4096)
 def classify_kernel(name: str) -> Classified:
-    for rule, kind in _RULES:
-        if rule.search(name):
-            return Classified(kind, format_of(name) if kind in ("tensor_core_product", "attention") else "")
-    return Classified("other")
+    kind: KernelClass = next((kind for pattern, kind in _PATTERNS if re.search(pattern, name)), "other")
+    return Classified(kind, format_of(name) if kind in ("tensor_core_product", "attention") else "")
 
 
 def format_of(name: str) -> Format:
     """Return the format of a product's inputs by what its name spells out, "" if it does not."""
-    return next((found for rule, found in _FORMAT_RULES if rule.search(name)), "")
+    return next((found for pattern, found in _FORMATS if re.search(pattern, name)), "")
 
 
 def short_name(name: str, length: int = 60) -> str:
@@ -142,10 +132,8 @@ def classify_ptx(name: str, ptx: str) -> Classified:
 # Operators: on a CPU, whose kernels have no names of their own, the innermost known one counts; on a GPU it decides on
 # kernels of unknown names. There an operator does not tell whether a product uses Tensor Cores.
 _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
-    (
-        r"^aten::(_?convolution|conv\dd|mkldnn_(convolution|rnn)|\w*conv_depthwise|_slow_conv|_cudnn_rnn)",
-        "plain_product",
-    ),
+    (r"^aten::(_?convolution|conv\dd|\w*conv_depthwise|_slow_conv)", "plain_product"),
+    (r"^aten::(mkldnn_(convolution|rnn)|_cudnn_rnn)", "plain_product"),
     (r"^(aten|mkldnn)::(mm|bmm|mv|addmm|addmv|addbmm|baddbmm)\b|::(_?linear|matmul|dot$|_scaled_mm)", "plain_product"),
     (r"^aten::(_scaled_dot_product|_flash_attention|scaled_dot_product)", "attention"),
     (r"^aten::\w*(batch_norm|layer_norm|group_norm|rms_norm)", "normalisation"),
@@ -154,20 +142,17 @@ _OPERATORS: tuple[tuple[str, KernelClass], ...] = (
     (r"^aten::(contiguous|clone)", "layout_conversion"),
     (r"^aten::(_fused_(adam|sgd|adagrad)\w*)", "optimizer"),
     (r"^(c10d|gloo|nccl)", "communication"),
-    (
-        r"^aten::_?(index(_\w+)?|gather|scatter\w*|embedding\w*|take|put|segment_reduce\w*|sparse_mm|sort|topk)_?$",
-        "indexing",
-    ),
+    (r"^aten::_?(index(_\w+)?|gather|scatter\w*|embedding\w*|take|put)_?$", "indexing"),
+    (r"^aten::_?(segment_reduce\w*|sparse_mm|sort|topk)_?$", "indexing"),
     (r"^aten::(copy_|cat|stack|_foreach_copy_)", "copy"),
     (r"^aten::\w*(softmax|nll_loss|cross_entropy|norm$|cumsum|_pool\dd)", "reduction"),
     (r"^aten::(sum|mean|amax|argmax|var|std)$", "reduction"),
     (r"^aten::(_foreach_\w+|\w*(relu|gelu|silu|tanh|sigmoid|threshold|clamp|dropout|hardtanh)\w*)", "elementwise"),
     (r"^aten::(add|sub|mul|div|neg|exp|log|r?sqrt|pow|fill|zero|lerp|where|bernoulli|addc\w+)_?$", "elementwise"),
 )
-_OPERATOR_RULES = tuple((re.compile(pattern), kind) for pattern, kind in _OPERATORS)
 
 
 @lru_cache(maxsize=4096)
 def classify_operator(name: str) -> KernelClass | None:
     """Return the class of an operator, None if its caller decides."""
-    return next((kind for rule, kind in _OPERATOR_RULES if rule.search(name)), None)
+    return next((kind for pattern, kind in _OPERATORS if re.search(pattern, name)), None)
