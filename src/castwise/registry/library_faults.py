@@ -5,24 +5,22 @@ from typing import NamedTuple
 
 class LibraryFault(NamedTuple):
     since: tuple[int, int]  # of torch
-    before: tuple[int, int]  # the first version without it
     operator: str  # a pattern of the operators
     kernel: str  # and of their kernels that tell the slow way
-    autocasts_16_bit: bool  # it is what autocast does with weights in 16 bits
     what: str
     advice: str
     saved: float  # of the operators' time, at most
     source: str
+    before: tuple[int, int] = (99, 0)  # the first version without it; not known yet
+    autocasts_16_bit: bool = False  # it is what autocast does with weights in 16 bits
 
 
-_UNKNOWN = (99, 0)
 LIBRARY_FAULTS = (
     LibraryFault(
         since=(2, 9),
         before=(2, 10),
         operator=r"^aten::(_?slow_conv(_dilated)?3d|convolution_backward)",
         kernel=r"vol2col|col2vol|gemm",
-        autocasts_16_bit=False,
         what="convolutions in 3 dimensions run in PyTorch's own kernels in 16 bits",
         advice="torch 2.10, or cuDNN 9.15 with torch 2.9.1",
         saved=0.75,  # a step took four times as long
@@ -30,7 +28,6 @@ LIBRARY_FAULTS = (
     ),
     LibraryFault(
         since=(2, 12),
-        before=_UNKNOWN,
         operator=r"^aten::(_fused_)?rms_norm",
         kernel=r"<float\b",
         autocasts_16_bit=True,
