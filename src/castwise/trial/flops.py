@@ -63,18 +63,15 @@ def _product(a: Tensor, b: Tensor) -> _Found:
 
 def _convolution(args: Sequence[Any], out: Any) -> _Found:
     data, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    kind = "convolution" if groups == 1 else "grouped_convolution"
     # Every value of the output, or of the input if it is transposed, meets one filter of its group.
-    return _kind_of(groups), 2 * (data if transposed else out).numel() * weight[0].numel(), data
+    return kind, 2 * (data if transposed else out).numel() * weight[0].numel(), data
 
 
 def _convolution_backward(args: Sequence[Any], _: Any) -> _Found:
-    gradient, data, weight, transposed, groups, mask = *args[:3], args[7], args[9], args[10]
-    flops = 2 * (data if transposed else gradient).numel() * weight[0].numel()
-    return _kind_of(groups), flops * sum(mask[:2]), gradient  # the bias's gradient multiplies nothing
-
-
-def _kind_of(groups: int) -> str:
-    return "convolution" if groups == 1 else "grouped_convolution"
+    gradient, *forward = args[:-1]
+    kind, flops, _ = _convolution(forward, gradient)
+    return kind, flops * sum(args[-1][:2]), gradient  # the bias's gradient multiplies nothing
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, times: int = 1) -> _Found:
@@ -220,11 +217,8 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif kind in ("linear", "batched"):
                 tensors = [each for each in values[:-1] if isinstance(each, Tensor) and each.dtype == factor.dtype]
                 if any(map(_is_misaligned, (*tensors, values[-1]))):
-                    found = (
-                        (tuple(each.shape), each.dtype, each.stride(-2) == 1 != each.stride(-1))
-                        for each in [each for each in tensors if each.dim() > 1][-2:]
-                    )
-                    self.misaligned[tuple(found)] += self._times * flops
+                    found = [each for each in tensors if each.dim() > 1][-2:]
+                    self.misaligned[tuple(map(_factor, found))] += self._times * flops
             if kind == "linear" and flops:
                 inputs = factor.shape[-1]
                 if min(inputs, factor.numel() // inputs, flops // (2 * factor.numel())) >= _LARGE:
@@ -254,15 +248,14 @@ def count_flops(spec: TrialSpec, step: TrainingStep, task: Task, batches: Sequen
     """
     is_hidden = bool(hiding_operators(spec.techniques))
     ways = [_count_without_memory] if is_hidden or spec.world_size > 1 else [_count_for_real, _count_without_memory]
+
+    def count(way: Any) -> StepFlops:
+        with torch.compiler.set_stance("force_eager"):  # what the user's code compiles runs as it is written
+            counter = way(step, task, batches, torch.device(spec.device))
+        return _flops_of(counter, step.model.parameters(), [step.optimizer], len(batches))
+
     for way in ways:
-
-        def count(way: Any = way) -> StepFlops:
-            # What the user's code compiles runs as it is written.
-            with torch.compiler.set_stance("force_eager"):
-                counter = way(step, task, batches, torch.device(spec.device))
-            return _flops_of(counter, step.model.parameters(), [step.optimizer], len(batches))
-
-        if not (found := _try(count)).missing:
+        if not (found := _try(partial(count, way))).missing:
             break
     return found
 
@@ -374,9 +367,7 @@ def _flops_of(
         misaligned_flops=counter.misaligned.total() // num_steps,
         misaligned_shapes=tuple(shape for shape, _, _ in factors),
         padded_speedup=_padded_speedup(factors, counter.device) if is_most else None,
-        lines={
-            name: tuple(line for line, _ in lines.most_common(_MOST_LINES)) for name, lines in counter.lines.items()
-        },
+        lines={name: tuple(dict(lines.most_common(_MOST_LINES))) for name, lines in counter.lines.items()},
     )
 
 
@@ -427,12 +418,14 @@ def _padded_speedup(factors: Sequence[_Factor], device: torch.device) -> float |
         return None
 
 
+def _factor(matrix: Tensor) -> _Factor:
+    return tuple(matrix.shape), matrix.dtype, matrix.stride(-2) == 1 != matrix.stride(-1)
+
+
 def _is_misaligned(matrix: Tensor) -> bool:
     """Return whether the rows of a matrix, or of each one of a batch, are no multiple of what Tensor Cores load."""
-    step = VECTOR_BYTES // matrix.itemsize
-    return any(
-        stride > 1 and stride % step for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if size > 1
-    )
+    strides = [stride for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if size > 1]
+    return any(stride > 1 and stride % (VECTOR_BYTES // matrix.itemsize) for stride in strides)
 
 
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
