@@ -34,6 +34,7 @@ UPDATE_RANGE = "castwise update"
 CLOSURE_RANGE = "castwise closure"  # forward and backward, which an optimizer's step calls
 _RANGES = "castwise "  # what all of these begin with
 _OPTIMIZER_RANGE = "Optimizer.step#"
+_ZONES: dict[str, KernelClass | None] = {UPDATE_RANGE: "optimizer", SCALING_RANGE: "loss_scaling", CLOSURE_RANGE: None}
 
 _NUM_LARGEST = 10
 _LONGEST_NAME = 200
@@ -118,13 +119,15 @@ class _Attention(NamedTuple):
 
 def busy_nanoseconds(intervals: Iterable[tuple[int, int]]) -> int:
     """Return the length of the union of intervals."""
-    total, reached = 0, None
+    total = reached = 0
     for start, end in sorted(intervals):
-        if reached is None or start > reached:
-            total, reached = total + end - start, end
-        elif end > reached:
-            total, reached = total + end - reached, end
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
     return total
+
+
+def _busy(events: Iterable[DeviceEvent]) -> int:
+    return busy_nanoseconds((event.start, event.end) for event in events)
 
 
 def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any]:
@@ -132,8 +135,7 @@ def measure_idle(events: Sequence[DeviceEvent], num_steps: int) -> dict[str, Any
     if not events:
         return {}
     window = max(event.end for event in events) - min(event.start for event in events)
-    busy = busy_nanoseconds((event.start, event.end) for event in events)
-    scale = _NANO / num_steps
+    busy, scale = _busy(events), _NANO / num_steps
     return {
         "seconds": window * scale,
         "busy_seconds": busy * scale,
@@ -192,9 +194,7 @@ def summarize_communication(
         begin, num_steps = max(each.end for each in own[:per_step]), num_steps - 1
         own, others = own[per_step:], [each for each in others if each.start >= begin]
     passes, late_share = _reductions(host, num_host_steps)
-    alone, hiding, together = (
-        busy_nanoseconds((each.start, each.end) for each in events) for events in (own, others, own + others)
-    )
+    alone, hiding, together = map(_busy, (own, others, own + others))
     return Communication(
         seconds=alone * _NANO / num_steps,
         exposed_seconds=(together - hiding) * _NANO / num_steps,
@@ -225,9 +225,8 @@ def _kind_of_collective(name: str) -> str:
 
 
 def _bytes_of(event: HostEvent) -> int:
-    return sum(
-        math.prod(shape) * _ITEM_BYTES.get(dtype, 1) for shape, dtype in zip(event.shapes, event.dtypes, strict=False)
-    )
+    tensors = zip(event.shapes, event.dtypes, strict=False)
+    return sum(math.prod(shape) * _ITEM_BYTES.get(dtype, 1) for shape, dtype in tensors)
 
 
 def _reductions(host: Sequence[HostEvent], num_steps: int) -> tuple[float, float]:
@@ -382,8 +381,7 @@ def _mark_recomputed(found: Sequence[tuple[HostEvent, _Context, _Context | None,
     for event, context, node in called:
         context.is_recomputed = event.sequence >= 0 and id(node) in computes_gradients
     for event, context, around, _ in found:
-        if around is not None and around.is_recomputed and not event.forward_thread:
-            context.is_recomputed = True
+        context.is_recomputed |= around is not None and around.is_recomputed and not event.forward_thread
 
 
 def _is_cast(dtypes: tuple[str, ...]) -> bool:
@@ -398,23 +396,15 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
         kind = "copy"  # until a copy within it shows that it is a cast
     # What a product calls (copies, fills) is part of it, but autocast's casts; within a cast a copy is one.
     is_inside = before.kind in ("plain_product", "attention", "normalisation", "cast", "layout_conversion")
-    zone, module = before.zone, before.module
-    if event.name.startswith(_OPTIMIZER_RANGE) or event.name == UPDATE_RANGE:
-        zone = "optimizer"
-    elif event.name == SCALING_RANGE:
-        zone = "loss_scaling"
-    elif event.name == CLOSURE_RANGE:
-        zone = None
-    elif event.name.startswith(MODULE_RANGE):
-        module = event.name.removeprefix(MODULE_RANGE)
-    is_named = not event.name.startswith(_RANGES)
+    is_module, is_named = event.name.startswith(MODULE_RANGE), not event.name.startswith(_RANGES)
+    is_update = event.name.startswith(_OPTIMIZER_RANGE)
     return _Context(
         operator=event.name if is_named else before.operator,
         shapes=(event.shapes or before.shapes) if is_named else before.shapes,
         format=_format_of_event(event) or before.format,
-        module=module,
+        module=event.name.removeprefix(MODULE_RANGE) if is_module else before.module,
         is_backward=before.is_backward,
-        zone=zone,
+        zone="optimizer" if is_update else _ZONES.get(event.name, before.zone),
         kind=before.kind if kind is None or (is_inside and kind not in _OUTRANKING) else kind,
         attention=_fused_attention(event) or before.attention,
         is_loading=before.is_loading or event.name.startswith(_LOADING),
@@ -422,8 +412,8 @@ def _enter(event: HostEvent, around: _Context | None) -> _Context:
 
 
 def _fused_attention(event: HostEvent) -> _Attention | None:
-    name, is_long = _FUSED_ATTENTION.match(event.name), len(event.shapes) > 2
-    if name is None or not is_long:
+    name = _FUSED_ATTENTION.match(event.name)
+    if name is None or len(event.shapes) < 3:
         return None
     query, key = event.shapes[1:3] if name[2] else event.shapes[:2]
     return _Attention(name[1], _format_of_event(event), query[-2], key[-2], query[-1])
@@ -521,14 +511,12 @@ def _summarize(
     kernels = defaultdict[tuple[Any, ...], list[float]](lambda: [0.0, 0.0])
     products, unlisted = defaultdict[tuple[Any, ...], float](float), defaultdict[str, float](float)
     for name, by_name, context, duration in spent:
-        found = by_name
-        if by_name.kind in PRODUCTS:
-            found = Classified(by_name.kind, _format_of_product(name, by_name, context))
+        is_product, seconds = by_name.kind in PRODUCTS, duration * scale
+        found = Classified(by_name.kind, _format_of_product(name, by_name, context)) if is_product else by_name
         num += 1
-        seconds = duration * scale
         classes[found.kind] += seconds
         recomputed += seconds if context.is_recomputed else 0.0
-        if found.kind in PRODUCTS:
+        if is_product:
             products[found.kind, found.format, _NUMBER.sub("*", context.module)] += seconds
         is_listed = context.operator.partition("::")[0] in OWN_NAMESPACES or name.startswith("triton_")
         if found.kind in (*PRODUCTS, "other") and not is_listed:  # what is compiled is counted operator by operator
