@@ -67,10 +67,6 @@ class _Seen:
         return sum(gradient.numel() for gradient in self.gradients)
 
     @property
-    def num_infinite(self) -> int:
-        return sum(int((~torch.isfinite(gradient)).sum()) for gradient in self.gradients)
-
-    @property
     def flat_gradients(self) -> Tensor:
         return torch.cat([gradient.flatten() for gradient in self.gradients])
 
@@ -113,10 +109,8 @@ class _Trail:
         self.names: dict[nn.Module, str] = {}
         for model in models:
             prefix = f"{type(model).__name__}." if len(models) > 1 else ""
-            self.names |= {
-                module: f"{prefix}{name}".replace("_orig_mod.", "").rstrip(".")
-                for name, module in model.named_modules()
-            }
+            for name, module in model.named_modules():
+                self.names[module] = f"{prefix}{name}".replace("_orig_mod.", "").rstrip(".")
         self._exact: dict[tuple[nn.Module, bool, int], list[Tensor]] = {}
         # Of each point: the module, whether its call ends there, the lowest SQNR if one is known, the first dtype.
         self._points: list[tuple[nn.Module, bool, Tensor | None, str]] = []
@@ -383,9 +377,8 @@ def _same_dropout(model: nn.Module) -> Iterator[None]:
         return data * (torch.rand(data.shape, device=data.device) >= p) / max(1 - p, _NOISE) if training else data
 
     def attend(*given: Any, **options: Any) -> Tensor:
-        return attention(
-            *given[:4], **options | dict(zip(("is_causal",), given[5:], strict=False)) | {"dropout_p": 0.0}
-        )
+        is_causal = dict(zip(("is_causal",), given[5:], strict=False))
+        return attention(*given[:4], **options | is_causal | {"dropout_p": 0.0})
 
     attention = functional.scaled_dot_product_attention
     with ExitStack() as stack:
@@ -402,9 +395,7 @@ class Updates:
     def __init__(self, weights: Iterable[Tensor]) -> None:
         """Keep the weights; those without a gradient do not count, and no step may come if one is not finite."""
         gradients = [(weight, weight.grad) for weight in weights if weight.grad is not None]
-        self.are_finite = all(
-            bool(torch.isfinite(gradient).all()) for _, gradient in gradients
-        )  # else no step may come
+        self.are_finite = all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
         self._before = {weight: (_sample(weight), _sample(gradient).ne(0)) for weight, gradient in gradients}
 
     def lost_share(self, weights: Iterable[Tensor] | None = None) -> float:
@@ -445,9 +436,10 @@ def _summarize(
     """Return a row of one module or of several."""
     pairs = [(exact[name], found[name]) for name in names]
     num_gradients = max(1, sum(seen.num_gradients for _, seen in pairs))
-    num_infinite = sum(seen.num_infinite for _, seen in pairs)
+    num_infinite = sum(int((~torch.isfinite(gradient)).sum()) for _, seen in pairs for gradient in seen.gradients)
     gradients = ((one.flat_gradients, other.flat_gradients) for one, other in pairs if other.num_gradients)
     kept = [gradient for seen, _ in pairs for gradient in _without_noise(seen.gradients)]
+    num_lost = sum(lost[name] * found[name].num_gradients for name in names) if lost else 0.0
     return ModuleNumerics(
         name=title,
         num_weights=sum(weight.numel() for weight in set(weights)),
@@ -459,9 +451,7 @@ def _summarize(
         output_sqnr_db=_lowest_sqnr((one.output, other.output) for one, other in pairs),
         gradient_sqnr_db=None if num_infinite else _lowest_sqnr(gradients),
         overflow_share=num_infinite / num_gradients,
-        lost_update_share=(
-            sum(lost[name] * found[name].num_gradients for name in names) / num_gradients if lost else None
-        ),
+        lost_update_share=num_lost / num_gradients if lost else None,
     )
 
 
