@@ -21,8 +21,6 @@ _EXACT_DB = 150.0  # float32 itself has less
 # of castwise's workloads in bf16-mixed and bf16-true (CPU, 2026-11-29) no module has both: they fall by up to 9 dB, to
 # 40, or by up to 4 where less than 30 are left.
 _SHARP_DB, _GOOD_DB = 10.0, 30.0
-
-
 # Of the smallest subnormal number. Source: IEEE 754-2019, table 3.5; bfloat16 is binary32 with 7 bits of mantissa.
 _LOWEST_EXPONENTS: dict[Dtype, int] = {"float16": -24, "bfloat16": -133, "float32": -149}
 
@@ -86,11 +84,8 @@ def static_scales(numerics: StepNumerics) -> tuple[int, int] | None:
 
     With it less than 0.1 % of the gradients of every module underflow, and none overflows.
     """
-    fitting = [
-        power
-        for power in _finite_scales(numerics)
-        if all(lost_share(module, "float16", 2.0**power) < _LEAST for module in numerics.modules)
-    ]
+    powers = _finite_scales(numerics)
+    fitting = [power for power in powers if _most_lost(numerics.modules, 2.0**power)[1] < _LEAST]
     return (fitting[0], fitting[-1]) if fitting else None
 
 
@@ -114,10 +109,9 @@ def _in_words(module: ModuleNumerics) -> str:
 
 def findings_of(numerics: StepNumerics, precision: Precision, loss_scale: str) -> list[Finding]:
     """Return what rounding does in a precision with a loss scale of this name, and what is not known of it."""
-    found = list(_findings(numerics, precision, is_dynamic(loss_scale))) if numerics.modules else []
-    return found + [
-        Finding("limit", f"{text.removesuffix('.')}.") for text in (numerics.note, numerics.missing) if text
-    ]
+    found = _findings(numerics, precision, is_dynamic(loss_scale)) if numerics.modules else ()
+    limits = filter(None, (numerics.note, numerics.missing))
+    return [*found, *(Finding("limit", f"{text.removesuffix('.')}.") for text in limits)]
 
 
 def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iterator[Finding]:
@@ -150,8 +144,7 @@ def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iter
         words += "" if scale is None else f" with a loss scale of {scale:,.6g}"
         yield Finding("overflow", f"{words}{'; such a step is skipped' if moves else ''}.", worst.name)
     yield from _rounding(numerics)
-    stepped = [(module.lost_update_share, module) for module in modules if module.lost_update_share is not None]
-    if stepped:
+    if stepped := [(each.lost_update_share, each) for each in modules if each.lost_update_share is not None]:
         total = sum(share * module.num_weights for share, module in stepped)
         all_lost = total / max(1, sum(module.num_weights for _, module in stepped))
         most, worst = max(stepped, key=lambda each: each[0])

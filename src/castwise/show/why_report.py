@@ -95,8 +95,7 @@ def short_table(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()
 
 def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
     """Return the worst modules of each precision whose step was compared with float32; None if there is none."""
-    compared = [(each, each.numerics) for each in diagnoses if each.numerics is not None and each.numerics.modules]
-    compared = compared[:_MOST_NUMERIC]
+    compared = [(each, each.numerics) for each in diagnoses if each.numerics and each.numerics.modules][:_MOST_NUMERIC]
     rows: list[FlatRow] = [
         {
             **module.model_dump(),
@@ -113,9 +112,8 @@ def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
 
 def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return what rounding does in each precision, and why it is not known."""
-    return [
-        f"{_name_of(found.row.trial.spec)}: {each.sentence}" for found in diagnoses for each in found.numeric_findings
-    ]
+    named = [(_name_of(found.row.trial.spec), each) for found in diagnoses for each in found.numeric_findings]
+    return [f"{name}: {finding.sentence}" for name, finding in named]
 
 
 def _name_of(spec: TrialSpec) -> str:
@@ -175,12 +173,12 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
         for line in found.missing:
             shared = line.replace(f"--precision {found.row.precision} ", _PRECISIONS)
             missing.setdefault(shared, []).append(found.row.precision)
-    lines = []
+    lines = ceilings[:1]
     for shared, names in missing.items():
         who = "" if len(names) == len(diagnoses) else f" ({', '.join(names)})"
         line = shared.replace(_PRECISIONS, f"--precision {','.join(names)} ")
         lines.append(f"Not known{who}: {line.removesuffix('.')}.")
-    return [*ceilings[:1], *lines]
+    return lines
 
 
 def kernel_lines(found: Diagnosis) -> list[str]:
@@ -195,9 +193,8 @@ def kernel_lines(found: Diagnosis) -> list[str]:
         shapes = " ".join("×".join(map(str, shape)) for shape in each.shapes[:3] if shape)
         figures = f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  "
         inset = " " * len(figures)
-        lines += textwrap.wrap(
-            f"{kind}: {each.operator} {shapes}", _WIDTH, initial_indent=figures, subsequent_indent=inset
-        )
+        line = f"{kind}: {each.operator} {shapes}"
+        lines += textwrap.wrap(line, _WIDTH, initial_indent=figures, subsequent_indent=inset)
         if each.name != each.operator:
             lines.append(f"{inset}{short_name(each.name, _WIDTH - len(inset))}")
     if profile.module_seconds:
