@@ -144,7 +144,7 @@ def _products_of(step: StepEvidence, name: str, what: str, *, with_lines: bool =
     most = sorted((each for each in modules if modules[each] >= LEAST * total), key=lambda each: -modules[each])
     named = [f"`{module}`" for module in most if module.strip("*.")][:_MOST_MODULES]
     where = f" in {', '.join(named)}" if named else ""
-    lines = step.flops.lines.get(name, ()) if with_lines and step.flops is not None else ()
+    lines = step.counted.lines.get(name, ()) if with_lines else ()
     at = f" ({', '.join(lines)})" if lines else ""
     return step.scale * total, f"{format_share(step.scale * total)} of the step is {what}{where}{at}"
 
@@ -175,7 +175,7 @@ def _in_float32(step: StepEvidence) -> Cause | None:
 
 def _without_tensor_cores(step: StepEvidence) -> Cause | None:
     """Return which products run without Tensor Cores though their format has them."""
-    if step.flops is not None and "grouped_convolution" in step.flops.products:
+    if "grouped_convolution" in step.counted.products:
         return None  # which have none
     known = ("fp64", "fp32") if _in_float32(step) is not None else ("fp64",)
     found = [
@@ -189,15 +189,13 @@ def _without_tensor_cores(step: StepEvidence) -> Cause | None:
 
 def _grouped_convolutions(step: StepEvidence) -> Cause | None:
     """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
-    if step.flops is None or "grouped_convolution" not in step.flops.products:
-        return None
-    if step.on_cpu or step.computes_in_float32:
+    if "grouped_convolution" not in step.counted.products or step.on_cpu or step.computes_in_float32:
         return None
     grouped = [kernel for kernel in step.spent.kernels if kernel.kind in PRODUCTS and is_grouped(kernel)]
     seconds = sum(kernel.seconds for kernel in grouped) or step.spent.class_seconds.get("plain_product", 0.0)
     share = saved = step.scale * seconds
     seen = f"{format_share(share)} of the step is grouped convolutions"
-    fastest = peak(step.gpu, next(iter(step.flops.by_format)))
+    fastest = peak(step.gpu, next(iter(step.counted.by_format)))
     if grouped and step.gpu is not None and fastest is not None:
         flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
         # One reads its images, and writes as much.
@@ -310,7 +308,7 @@ def _misaligned_products(step: StepEvidence) -> Cause | None:
 
 def _all_misaligned(step: StepEvidence) -> Cause | None:
     """Return that there is no aligned product to compare with, if they are far from the peak."""
-    flops = 0 if step.flops is None else step.flops.misaligned_flops or 0
+    flops = step.counted.misaligned_flops or 0
     if step.flops is None or step.on_cpu or flops < _NEARLY_ALL * step.flops.total:
         return None
     seconds = sum(step.spent.class_seconds.get(name, 0.0) for name in PRODUCTS if name != "attention")
@@ -342,7 +340,7 @@ def _attention(step: StepEvidence) -> Cause | None:
     limit, capability = peak(step.gpu, "bf16"), step.trial.environment.capability
     if limit is None or capability is None or capability < _FLASH_CAPABILITY:
         return None
-    is_causal = (0.0 if step.flops is None else step.flops.causal_mask_share or 0.0) >= MOSTLY
+    is_causal = (step.counted.causal_mask_share or 0.0) >= MOSTLY
     slow = [
         (max(0.0, each.seconds - _fastest_attention(each, _FLASH_REACHES * limit, is_causal=is_causal)), each)
         for each in step.spent.attention
@@ -399,7 +397,7 @@ def _recomputation(step: StepEvidence) -> Cause | None:
     seconds = step.spent.recomputed_seconds or 0.0
     known = [rank.peak_allocated_bytes for trial in step.row.trials for rank in trial.ranks]
     held, memory = max(filter(None, known), default=None), step.trial.environment.gpu_memory_bytes
-    needed = 0 if step.flops is None else step.flops.recomputed_bytes
+    needed = step.counted.recomputed_bytes
     if not seconds or held is None or memory is None or step.on_cpu or not needed:
         return None
     share, fits = step.scale * seconds, min(1.0, max(0.0, (_USABLE * memory - held) / needed))
@@ -410,12 +408,11 @@ def _recomputation(step: StepEvidence) -> Cause | None:
 
 
 def _layout(step: StepEvidence) -> Cause | None:
-    converted = step.share_of("layout_conversion")
     if step.on_cpu:
         return None
-    technique, seen = step.technique("layout"), f"{format_share(converted)} of the step converts between NCHW and NHWC"
-    if step.slow_norm:
-        seen += f"; batch norm takes {format_share(step.slow_norm)}"
+    technique, converted = step.technique("layout"), step.share_of("layout_conversion")
+    seen = f"{format_share(converted)} of the step converts between NCHW and NHWC"
+    seen += f"; batch norm takes {format_share(step.slow_norm)}" if step.slow_norm else ""
     saved = converted + _NORM_GAIN * step.slow_norm
     advice = "channels-last for model and batch" if technique else "operators that keep NHWC"
     return Cause("layout", seen, advice, saved, technique)
@@ -423,12 +420,11 @@ def _layout(step: StepEvidence) -> Cause | None:
 
 def _synchronisation(step: StepEvidence) -> Cause | None:
     wait, idle = step.waiting
-    scales = is_dynamic(step.trial.spec.loss_scale) and bool(step.technique("synchronisation"))
-    why = "the loss scale is read on the host" if scales else "a value is read on the host"
-    evidence = f"the GPU is idle {format_share(idle)} of the step, and {why} each step"
-    evidence += step.reads and f": the host waits for {step.reads}"
-    advice = "scaling on the device" if scales else "no .item(), .cpu() or print of tensors within a step"
-    return Cause("synchronisation", evidence, advice, wait, step.technique("synchronisation") if scales else "")
+    technique = step.technique("synchronisation") if is_dynamic(step.trial.spec.loss_scale) else ""
+    evidence = f"the GPU is idle {format_share(idle)} of the step, and {'the loss scale' if technique else 'a value'}"
+    evidence += f" is read on the host each step{step.reads and ': the host waits for '}{step.reads}"
+    advice = "scaling on the device" if technique else "no .item(), .cpu() or print of tensors within a step"
+    return Cause("synchronisation", evidence, advice, wait, technique)
 
 
 def _launches(step: StepEvidence) -> Cause | None:
@@ -637,8 +633,8 @@ def _optimizer(step: StepEvidence) -> Cause | None:
     is_torchs = not step.trial.spec.is_script or re.match(r"(Adam|AdamW|SGD|Adagrad)\(lr=", written) is not None
     technique = step.technique("optimizer") if is_torchs and "fused=True" not in written else ""
     if technique and not is_fused:
-        least = 0.0 if step.flops is None else step.least_share(2 * step.flops.update_bytes)
-        return Cause("optimizer", seen, "a fused optimizer", max(0.0, share - least), technique)
+        saved = max(0.0, share - step.least_share(2 * step.counted.update_bytes))
+        return Cause("optimizer", seen, "a fused optimizer", saved, technique)
     advice = "a larger batch: twice the samples for each update"
     advice += "" if is_torchs else "; or timing one of torch.optim, fused"
     return Cause("optimizer", seen, advice, share / 2)
@@ -653,8 +649,7 @@ def _memory(step: StepEvidence) -> Cause | None:
     if not technique and step.precision.is_16_bit:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
-    roof = 0.0 if step.flops is None else step.least_share(least_bytes(step.flops))
-    saved = share - _NORM_GAIN * step.slow_norm - roof
+    saved = share - _NORM_GAIN * step.slow_norm - step.least_share(least_bytes(step.counted))
     names = [CLASS_WORDS.get(name, name) for name in step.shares if name in FUSED]
     seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
@@ -759,10 +754,7 @@ class Diagnosis(StepEvidence):
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """Return what is not known, and what would tell."""
-        missing: list[str] = []
-        asked = next((trial.profile for trial in self.row.trials if trial.profile is not None), None)
-        if asked is not None and asked.missing:
-            missing.append(asked.missing)
+        missing = [trial.profile.missing for trial in self.row.trials if trial.profile is not None][:1]
         if self.counters is None and not self.on_cpu:
             why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
             missing.append(f"no counters of the GPU: {why}")
@@ -777,7 +769,7 @@ class Diagnosis(StepEvidence):
         is_idle = self.waits is None and (self.idle_share or 0.0) >= LEAST_IDLE
         if is_idle and (found := self.technique("synchronisation")):
             missing.append(f"whether the GPU waits for loss scaling or launches; `{_command(self, found)}` tells")
-        return tuple(missing)
+        return tuple(filter(None, missing))
 
     @property
     def _unknown_flops(self) -> list[str]:

@@ -16,7 +16,7 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import KernelTime, StepProfile, Trial
+from castwise.records.schema import KernelTime, StepFlops, StepProfile, Trial
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.technique_fit import why_unsupported
@@ -97,6 +97,7 @@ class StepEvidence:
         self.numerics = next((known for known in numerics if known is not None), None)  # the latest
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
         self.flops = flops_of(row.trials)
+        self.counted = self.flops or StepFlops()  # nothing, where none were
         self.gpu = find_gpu_model(self.trial.environment.gpu or "")
         self.precision = precision_of(self.trial)
         self.on_cpu = self.trial.spec.device_type == "cpu"
@@ -106,9 +107,9 @@ class StepEvidence:
     @cached_property
     def seconds(self) -> float:
         """Return the timed step; on a CPU the profiled one, whose operators take longer."""
-        profile = self.profile
-        step = self.row.step_seconds or 0.0
-        return max(profile.busy_seconds, profile.seconds) if profile is not None and self.on_cpu else step
+        if self.profile is not None and self.on_cpu:
+            return max(self.profile.busy_seconds, self.profile.seconds)
+        return self.row.step_seconds or 0.0
 
     @cached_property
     def busy(self) -> float | None:
@@ -186,14 +187,14 @@ class StepEvidence:
 
         It is a share of the FLOPs; if none were counted, as of scripts, of the time of a GPU's known kernels.
         """
-        if self.flops is not None and self.flops.total:
-            return self.flops.by_format
-        seconds: dict[str, float] = {}
+        if self.counted.total:
+            return self.counted.by_format
+        seconds = defaultdict[str, float](float)
         for kernel in () if self.on_cpu else self.spent.kernels:
             # A product without Tensor Cores is float32's unless its name says another format.
             found = kernel.format or format_of(kernel.name) or ("fp32" if kernel.kind == "plain_product" else "")
             if kernel.kind in PRODUCTS and found:
-                seconds[found] = seconds.get(found, 0.0) + kernel.seconds
+                seconds[found] += kernel.seconds
         return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
     @cached_property
