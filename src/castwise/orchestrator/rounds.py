@@ -251,14 +251,15 @@ class Rounds:
         return [spec for spec in never if spec.configuration not in self._given_up] or of_hardware
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
-        trials = self._of(spec)
+        trials, is_script = self._of(spec), spec.is_script
         if self._has_diverged(spec) or self._is_settled_by_a_look(spec):
             return True  # nobody takes it, so its time needs no interval
-        # A script takes long to set up. Its baseline is measured beside each of the others that needs more processes.
-        has_others = any(not self._is_baseline(other) for other in self._not_failed())
-        if spec.is_script and ((self._is_baseline(spec) and has_others) or self._is_behind(spec)):
+        # A script takes long to set up. Its baseline is measured again only beside others that need it.
+        is_enough = len(trials) >= self._rule.min_rounds
+        is_beside = self._is_baseline(spec) and any(not self._is_baseline(other) for other in self._not_failed())
+        if (is_script and is_beside) or ((is_script or is_enough) and self._is_behind(spec)):
             return True
-        if len(trials) < self._rule.min_rounds:
+        if not is_enough:
             return False
         # The baseline's own interval is not needed; without a baseline there is no ratio.
         if self._is_baseline(spec) or any(
@@ -266,9 +267,7 @@ class Rounds:
         ):
             return True
         ratio = speedup_estimate(self._of(self._baseline), trials) if self._baseline is not None else None
-        if ratio is None or self._is_behind(spec):
-            return True
-        return self._rule.is_answered(ratio) and not self._has_strays()
+        return ratio is None or (self._rule.is_answered(ratio) and not self._has_strays())
 
     def _has_strays(self) -> bool:
         """Return whether a process is in another mode than most: more of them show how often any is."""

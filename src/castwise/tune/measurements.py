@@ -179,7 +179,7 @@ class Measurements:
         return ratio if is_known else None
 
     def is_final_done(self, specs: Sequence[TrialSpec]) -> bool:
-        """Return whether final sessions have measured the first of these beside each other, or found that one fails."""
+        """Return whether final sessions compared the first of these with all others, or one of them failed there."""
         return any(map(self.final.failure, specs)) or all(self.final_ratio(spec, specs[0]) for spec in specs[1:])
 
     def first_ratio(self, below: TrialSpec, spec: TrialSpec, others: Sequence[TrialSpec] = ()) -> Estimate | None:

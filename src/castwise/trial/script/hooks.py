@@ -289,8 +289,8 @@ class ScriptHooks:
         tensors = tree_tensors(batch)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             num_values, num_padding = mask.numel(), mask.numel() - int(mask.count_nonzero())
-        elif (mask := next(filter(_num_masked, tensors), None)) is not None:
-            num_values, num_padding = mask.numel(), _num_masked(mask)
+        elif marked := next(((each.numel(), count) for each in tensors if (count := _num_masked(each))), None):
+            num_values, num_padding = marked
         else:
             integers = (each for each in tensors if each.dtype in (torch.int32, torch.int64))
             tokens = next((each for each in integers if each.dim() == 2), None)
