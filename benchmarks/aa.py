@@ -3,7 +3,8 @@
     python benchmarks/aa.py [--comparisons N] [--places N,N,N] [--max-rounds N] [--budget SECONDS] [--out FILE]
                              [CELL ...]
 
-CELL is WORKLOAD:PRECISION:BATCH. Each session has five plain processes, two that are slowed down by 1 % and two by
+CELL is WORKLOAD:PRECISION:BATCH or WORKLOAD:PRECISION:BATCH:LOOP, or the command of a script, such as
+"python train.py", which cannot be slowed down (--places 5,0,0). Each session has five plain processes, two that are slowed down by 1 % and two by
 2 %: after every step the device spins and the host waits for that share of the step's time, so that the slower of both
 is slowed down. All pairs of plain processes are compared (10), and each slowed one with each plain one (10 and 10), as
 castwise does it: rounds of fresh processes that are timed in turn, its stop rule, interval and verdict. Comparisons of
@@ -28,14 +29,17 @@ from stored import markdown, place_of, write
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
+from castwise.orchestrator.job import prepare
 from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.rounds import StopRule, prior_stats_of
 from castwise.orchestrator.runner import InterleavedSession, NullListener, TrialRunner
 from castwise.orchestrator.session import Session
 from castwise.records.schema import Trial
-from castwise.registry.precisions import find_precision
-from castwise.spec.trial import CUDA_ROUND, TrialSpec
+from castwise.registry.precisions import AS_WRITTEN
+from castwise.spec.options import RunOptions
+from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import is_script
 
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)
@@ -98,6 +102,17 @@ class Comparison:
         }
 
 
+def spec_of(cell: str) -> TrialSpec:
+    """Return what a cell measures, as `castwise run` does."""
+    if is_script(cell):
+        options = RunOptions(workloads=(cell,), precisions=(AS_WRITTEN,))
+    else:
+        workload, precision, batch_size, loop = [*cell.split(":"), "none"][:4]
+        sizes = (int(batch_size),)
+        options = RunOptions(workloads=(workload,), precisions=(precision,), batch_sizes=sizes, techniques=(loop,))
+    return next(spec for spec in prepare(options).specs if spec.precision == options.precisions[0])
+
+
 def pairs_of(slowdowns: Sequence[int]) -> list[Comparison]:
     """Return what is compared: every two plain processes, and every slowed one with every plain one."""
     plain = [index for index, slowdown in enumerate(slowdowns) if slowdown == 0]
@@ -126,7 +141,7 @@ def one_set(
         started = time.perf_counter()
         earlier = prior_stats_of(known)
         trials = InterleavedSession(
-            runner, specs, round_number=number, earlier={spec.configuration: earlier} if earlier else None
+            runner, specs, round_number=number, earlier={spec.configuration: earlier} if earlier else {}
         ).run()
         bad = [trial for trial in trials if trial.status not in ("ok", "diverged")]
         if bad or len(trials) != len(specs):
@@ -213,15 +228,7 @@ def main() -> int:
     rule = StopRule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
     results, account = list[dict[str, object]](), dict[str, object]()
     for cell in arguments.cells:
-        workload, precision, batch_size = cell.split(":")
-        spec = TrialSpec(
-            workload=workload,
-            precision=precision,
-            loss_scale=find_precision(precision).loss_scale,
-            batch_size=int(batch_size),
-            device=machine.device,
-            protocol=CUDA_ROUND,
-        )
+        spec = spec_of(cell)
         started, comparisons = time.perf_counter(), list[dict[str, object]]()
         deadline = started + arguments.budget
         while len(comparisons) < arguments.comparisons * len(SLOWDOWNS) and time.perf_counter() < deadline:

@@ -121,7 +121,7 @@ def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
     trials = [*load(RECORDS / "suites"), *load(folder)]
     return {
         (
-            each.row.trial.spec.workload.rpartition("/")[2],
+            re.sub("^torchrun .* ", "python ", each.row.trial.spec.workload.rpartition("/")[2]),
             each.row.precision,
             "+".join(each.row.techniques) or NONE,
         ): each

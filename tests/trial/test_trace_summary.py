@@ -5,6 +5,7 @@ import time
 import pytest
 
 from castwise.registry.kernel_classes import classify_kernel
+from castwise.spec.types import IN_PYTHON
 from castwise.trial.trace_summary import (
     CLOSURE_RANGE,
     MODULE_RANGE,
@@ -316,6 +317,22 @@ def test_what_the_host_does_while_no_kernel_runs_is_listed() -> None:
         "cudaMalloc": pytest.approx(90e-6),
         "cudaFree": pytest.approx(10e-6),
     }
+
+
+def test_long_gaps_between_operators_of_threads_that_launch_are_python_s() -> None:
+    micro = 1000
+    host = (
+        HostEvent("castwise module: head", 0, 9000 * micro, 1),  # a range around it all
+        HostEvent("aten::mm", 0, 100 * micro, 1, 1),
+        HostEvent("aten::stack", 1700 * micro, 1740 * micro, 1, 2),  # after 1.6 ms
+        HostEvent("aten::stack", 2200 * micro, 2240 * micro, 1, 3),  # after 0.4 ms
+        HostEvent("enumerate(DataLoader)#_Iter.__next__", 2240 * micro, 8000 * micro, 1, 4),
+        HostEvent("aten::add", 8100 * micro, 8140 * micro, 1, 5),
+        HostEvent("aten::cat", 100 * micro, 8000 * micro, 2, 6),  # of a thread that launches nothing
+    )
+    device = [DeviceEvent(GEMM, 0, 700 * micro, 1), DeviceEvent(ADD, 8200 * micro, 8300 * micro, 5)]
+    found = summarize_kernels(host, device, 1, classify_kernel).host_seconds
+    assert found == {IN_PYTHON: pytest.approx(1000e-6)}
 
 
 def test_what_a_loader_launches_is_counted() -> None:

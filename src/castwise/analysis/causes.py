@@ -46,7 +46,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
-from castwise.spec.types import NO_CACHE, CauseName
+from castwise.spec.types import IN_PYTHON, NO_CACHE, CauseName
 from castwise.spec.user_model import is_object
 
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
@@ -74,6 +74,8 @@ _USABLE = 0.9  # of the GPU's memory: the allocator leaves gaps; chosen here
 # Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
 # on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
 _NORM_GAIN = 0.55
+# Of what fusion could save at most, torch.compile saves about so much.
+_FUSION_SAVES = 0.5
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
 # Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
@@ -191,8 +193,12 @@ def _grouped_convolutions(step: StepEvidence) -> Cause | None:
     """Return what grouped and depthwise convolutions take beyond the time of their FLOPs and bytes at the peaks."""
     if "grouped_convolution" not in step.counted.products or step.on_cpu or step.computes_in_float32:
         return None
-    grouped = [kernel for kernel in step.spent.kernels if kernel.kind in PRODUCTS and is_grouped(kernel)]
-    seconds = sum(kernel.seconds for kernel in grouped) or step.spent.class_seconds.get("plain_product", 0.0)
+    products = [kernel for kernel in step.spent.kernels if kernel.kind in PRODUCTS]
+    grouped = [kernel for kernel in products if is_grouped(kernel)]
+    listed = sum(kernel.seconds for kernel in grouped)
+    # The record lists the longest kernels. If none without Tensor Cores is another product, the shorter ones are alike.
+    are_all = all(is_grouped(kernel) for kernel in products if kernel.kind == "plain_product")
+    seconds = max(listed, step.spent.class_seconds.get("plain_product", 0.0) if are_all else 0.0)
     share = saved = step.scale * seconds
     seen = f"{format_share(share)} of the step is grouped convolutions"
     fastest = peak(step.gpu, next(iter(step.counted.by_format)))
@@ -200,8 +206,9 @@ def _grouped_convolutions(step: StepEvidence) -> Cause | None:
         flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
         # One reads its images, and writes as much.
         moved = sum(2 * step.item_bytes * kernel.launches * math.prod(convolved(kernel)[0]) for kernel in grouped)
-        saved -= step.scale * max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
-        seen += f", which reach at most {format_share(flops / seconds / fastest)} of the peak"
+        least = max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
+        saved *= max(0.0, 1 - least / listed)
+        seen += f", which reach at most {format_share(flops / listed / fastest)} of the peak"
     return Cause("grouped-convolutions", seen, "wider groups, or fused blocks without them", saved)
 
 
@@ -464,8 +471,10 @@ def _host_work(step: StepEvidence) -> Cause | None:
     if step.profile.allocates:
         evidence += "; PyTorch's allocator asks the driver for memory in each step, for which the host waits"
         advice = frees
-    elif sum(seconds[name] for name in named) < share / 2:
-        evidence += "; PyTorch's profiler does not tell what the host does meanwhile"
+    elif sum(seconds[name] for name in named) < share / 2 or named[0] == IN_PYTHON:
+        evidence += (
+            "" if named[:1] == [IN_PYTHON] else "; PyTorch's profiler does not tell what the host does meanwhile"
+        )
         advice = "cProfile or py-spy, which tell what Python does"
     elif named[0].startswith("cu"):
         advice = frees
@@ -588,7 +597,15 @@ def _padding(step: StepEvidence) -> Cause | None:
     return Cause("padding", seen, "batches of similar lengths, or packed sequences", share)
 
 
+def _are_fused(step: StepEvidence) -> bool:
+    """Return whether casts are the smaller part of what one kernel could do with the rest: `memory` tells of them."""
+    is_smaller = step.share_of("cast") < step.share_of(*FUSED)
+    return is_smaller and NO_CACHE not in step.settings and compiles([step.technique("casts")])
+
+
 def _casts(step: StepEvidence) -> Cause | None:
+    if _are_fused(step):
+        return None
     share = step.share_of("cast")
     technique = step.technique("casts")
     advice = "torch.compile, which casts within other kernels" if technique else "weights in 16 bits with fp32 masters"
@@ -641,7 +658,8 @@ def _optimizer(step: StepEvidence) -> Cause | None:
 
 
 def _memory(step: StepEvidence) -> Cause | None:
-    share = step.share_of(*FUSED) - step.scores - step.narrow[0]
+    classes = (*FUSED, "cast") if _are_fused(step) else FUSED
+    share = step.share_of(*classes) - step.scores - step.narrow[0]
     bandwidth = 1.0 if step.counters is None or step.counters.dram_share is None else step.counters.dram_share
     if share < LEAST_MEMORY or step.on_cpu or bandwidth < _LEAST_BANDWIDTH * share:
         return None
@@ -650,7 +668,7 @@ def _memory(step: StepEvidence) -> Cause | None:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
     saved = share - _NORM_GAIN * step.slow_norm - step.least_share(least_bytes(step.counted))
-    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in FUSED]
+    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in classes]
     seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
     return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
@@ -721,15 +739,18 @@ class Diagnosis(StepEvidence):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Return the causes that the evidence shows, those that could save most first."""
+        """Return the causes that the evidence shows, those that are likely to save most first."""
         found = [cause for rule in _RULES if (cause := rule(self)) is not None]
 
         def saved(cause: Cause) -> float:
-            if cause.share is not None:  # no loop changes what the power limit costs
-                return min(cause.share, _LEAST_UPDATE) if cause.name == "power-limit" else cause.share
+            if cause.share is not None:
+                if cause.name == "power-limit":  # no loop changes what it costs
+                    return min(cause.share, _LEAST_UPDATE)
+                return cause.share * (_FUSION_SAVES if cause.name == "memory" else 1.0)
             return _STRONG if cause.name == "baseline-tf32" and self.precision.is_16_bit else 1.0
 
-        return tuple(sorted((cause for cause in found if saved(cause) >= LEAST), key=saved, reverse=True))
+        large = [cause for cause in found if cause.share is None or cause.share >= LEAST]
+        return tuple(sorted(large, key=saved, reverse=True))
 
     @cached_property
     def numeric_findings(self) -> list[Finding]:

@@ -58,5 +58,6 @@ DETERMINISTIC = "torch.use_deterministic_algorithms(True)"
 WITHOUT_CUDNN = "torch.backends.cudnn.enabled = False"
 NO_CACHE = "autocast(cache_enabled=False)"
 PROFILER = "torch.profiler"  # one of the script's own
+IN_PYTHON = "Python between operators"  # what the host does, as records name it
 
 SYNTHETIC = "synthetic"  # the data set of random samples

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 from castwise.records.schema import (
@@ -26,6 +27,7 @@ from castwise.registry.kernel_classes import (
     classify_operator,
     format_of,
 )
+from castwise.spec.types import IN_PYTHON
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
 MODULE_RANGE = "castwise module: "
@@ -51,6 +53,7 @@ _LOADING = "enumerate(DataLoader)#"  # torch's own range
 _SYNCHRONISING = ("cudaStreamSynchronize", "cudaDeviceSynchronize")  # events are waited for to limit what runs ahead
 _ALLOCATING = re.compile(r"^cuda(Malloc|Free|Host(Alloc|Register))|^cuMem(Create|Map|Unmap|Release)")
 _LONG_OPERATOR = 50_000  # nanoseconds: what launches a kernel, or only looks at a tensor, takes less; chosen here
+_LONG_GAP = 500_000  # nanoseconds: longer than what Python takes from one operator to the next; chosen here
 _IMAGES = re.compile(r"^aten::\w*(conv(?!ert)|batch_norm|_pool\dd)")  # operators whose images may lie in NCHW or NHWC
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # as a part of a module's name
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
@@ -291,7 +294,8 @@ def _summarize_host(
 ) -> dict[str, int]:
     """Return the nanoseconds in which no kernel runs and the host allocates the device's memory or computes, by name.
 
-    What makes no call of the driver's, and takes longer than a launch, computes on the host.
+    What makes no call of the driver's, and takes longer than a launch, computes on the host. So does what runs from
+    one operator to the next, if it takes long: Python, or a library that it calls.
     """
     launching, found = {event.launched_by for event in device}, defaultdict[str, list[tuple[int, int]]](list)
     threads = {event.thread for event, _, _ in nested if event.id in launching}  # the others prepare batches
@@ -303,10 +307,22 @@ def _summarize_host(
             first, after = (bisect_left(called, (event.thread, time)) for time in (event.start, event.end))
             if first == after:
                 found[f"{event.name} on the CPU"].append((event.start, event.end))
+    if gaps := _long_gaps(nested, calls, threads):
+        found[IN_PYTHON] = gaps
     for call in calls:
         if _ALLOCATING.match(call.name):
             found[call.name].append((call.start, call.end))
     return _outside([(event.start, event.end) for event in device], found)
+
+
+def _long_gaps(
+    nested: Sequence[tuple[HostEvent, _Context, int]], calls: Sequence[HostEvent], threads: set[int]
+) -> list[tuple[int, int]]:
+    """Return the long times in which some threads are in no operator, call or loader."""
+    seen = [event for event, context, _ in nested if "::" in event.name or context.is_loading]
+    times = sorted((event.start, event.end) for event in (*seen, *calls) if event.thread in threads)
+    spans = accumulate(times, lambda last, each: (each[0], max(last[1], each[1])))
+    return [(end, start) for (_, end), (start, _) in pairwise(spans) if start - end >= _LONG_GAP]
 
 
 def summarize_operators(host: Sequence[HostEvent], num_steps: int) -> StepProfile:
