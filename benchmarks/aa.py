@@ -4,11 +4,12 @@
                              [CELL ...]
 
 CELL is WORKLOAD:PRECISION:BATCH or WORKLOAD:PRECISION:BATCH:LOOP, or the command of a script, such as
-"python train.py", which cannot be slowed down (--places 5,0,0). Each session has five plain processes, two that are slowed down by 1 % and two by
-2 %: after every step the device spins and the host waits for that share of the step's time, so that the slower of both
-is slowed down. All pairs of plain processes are compared (10), and each slowed one with each plain one (10 and 10), as
-castwise does it: rounds of fresh processes that are timed in turn, its stop rule, interval and verdict. Comparisons of
-one set share processes, as configurations of one command share their baseline: 100 comparisons are 10 sets.
+"python train.py", which cannot be slowed down (--places 5,0,0). Each session has five plain processes, two that are
+slowed down by 1 % and two by 2 %: after every step the device spins and the host waits for that share of the step's
+time, so that the slower of both is slowed down. All pairs of plain processes are compared (10), and each slowed one
+with each plain one (10 and 10), as castwise does it: rounds of fresh processes that are timed in turn, its stop rule,
+interval and verdict. Comparisons of one set share processes, as configurations of one command share their baseline:
+100 comparisons are 10 sets.
 """
 
 import argparse

@@ -998,6 +998,17 @@ for batch in DataLoader(torch.tensor(16 * rows), batch_size=4):
     w(batch[:, :3].float()).sum().backward()
     optimizer.step()
 """,
+        "pads-frames timed-8 as-written": """
+frames = torch.randn(4, 8, 3).masked_fill(torch.arange(8)[:, None] >= torch.tensor([8, 2, 1, 5])[:, None, None], -1)
+for _ in range(99):
+    w(frames).sum().backward()
+    optimizer.step()
+""",
+        "pads-no-frames timed-8 as-written": """
+for number in range(99):
+    w(torch.ones(4, 8, 3) if number % 2 else torch.randn(4, 8, 3)).sum().backward()
+    optimizer.step()
+""",
         "flags timed-8 as-written": """
 rows = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
 for batch in DataLoader(torch.tensor(16 * rows), batch_size=4):
@@ -1237,6 +1248,8 @@ def test_padding_and_compilation_in_the_midst_of_training_are_counted(answers):
     assert json.loads(answers["pads timed-8 as-written"])[2:] == [0.125, 0]
     assert json.loads(answers["pads-by-mask timed-8 as-written"])[2:] == [0.5, 0]
     assert json.loads(answers["pads-numbers timed-8 as-written"])[2:] == [5 / 16, 0]
+    assert json.loads(answers["pads-frames timed-8 as-written"])[2:] == [0.5, 0]
+    assert json.loads(answers["pads-no-frames timed-8 as-written"])[2:] == [0, 0]
     assert json.loads(answers["flags timed-8 as-written"])[2:] == [0, 0]
     *_, padding, compiled = json.loads(answers["compiles-anew timed-8 as-written"])
     assert padding is None

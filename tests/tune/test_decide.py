@@ -434,3 +434,19 @@ def test_what_is_against_the_causes_of_the_plain_loop_comes_first() -> None:
         decision = advance(steps.run())
         assert isinstance(decision, Session)
         assert next(spec.techniques for spec in decision.specs if spec.techniques) == (first,)
+
+
+def test_a_loop_that_joined_late_is_compared_until_its_gain_is_known() -> None:
+    """Nothing else is in doubt: the change between is in as many sessions as a small gain is worth."""
+    path = [START.model_copy(update={"techniques": TECHNIQUES[:number]}) for number in range(3)]
+    speeds, measured = dict.fromkeys(map(key_of, path), 1.0), Measurements()
+    world = World(lambda spec: speeds[key_of(spec)])
+    for session, between in ((path[:2], 1.05), (path, 1.0), (path, 1.02)):
+        speeds |= {key_of(path[1]): between, key_of(path[2]): 1.09 * between}
+        measured = measured.plus(world.measure(Session(tuple(session), ""), measured), session)
+    settling = TuningSteps(space_of(*TECHNIQUES), measured, TimeLeft(1e6, 1.0))._settle(path)
+    assert next(settling).specs == (path[0], path[2])
+    for _ in range(2):
+        measured = measured.plus(world.measure(Session((path[0], path[2]), ""), measured), (path[0], path[2]))
+    with pytest.raises(StopIteration):
+        settling.send((measured, TimeLeft(1e6, 1.0)))

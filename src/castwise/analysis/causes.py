@@ -593,7 +593,7 @@ def _recompilation(step: StepEvidence) -> Cause | None:
 
 def _padding(step: StepEvidence) -> Cause | None:
     share = next((trial.facts.padding_share or 0.0 for trial in step.row.trials if trial.facts is not None), 0.0)
-    seen = f"{format_share(share)} of the tokens are padding, by the batches' masks or the number that ends their rows"
+    seen = f"{format_share(share)} of the tokens are padding, by the batches' masks or what their rows end with"
     return Cause("padding", seen, "batches of similar lengths, or packed sequences", share)
 
 

@@ -310,7 +310,8 @@ class TuningSteps:
                         doubtful += [below, spec]
                     below = spec
             top = self._top_in_doubt(path)
-            choices = (unique(doubtful), top if doubtful and self._may_repeat(top) else [])
+            is_top_open = bool(top) and not self.measured.is_answered(*top) and self._may_repeat(top)
+            choices = (unique(doubtful), top if is_top_open else [])
             specs = next((choice for choice in choices if choice and self._fits(choice)), None)
             if specs is None:
                 return

@@ -292,9 +292,13 @@ class ScriptHooks:
         elif marked := next(((each.numel(), count) for each in tensors if (count := _num_masked(each))), None):
             num_values, num_padding = marked
         else:
-            integers = (each for each in tensors if each.dtype in (torch.int32, torch.int64))
-            tokens = next((each for each in integers if each.dim() == 2), None)
+            tokens = next(
+                (each for each in tensors if each.dtype in (torch.int32, torch.int64) and each.dim() == 2), None
+            )
+            frames = next((each for each in tensors if each.is_floating_point() and each.dim() == 3), None)
             num_values, num_padding = (0, 0) if tokens is None else (tokens.numel(), _num_padding(tokens))
+            if not num_padding and frames is not None:
+                num_values, num_padding = frames.numel(), _num_blank(frames)
         self.num_padding += num_padding
         self.num_tokens += num_values - num_padding
 
@@ -735,6 +739,17 @@ def _num_padding(tokens: Tensor) -> int:
     is_padding = tokens == values[0]
     is_elsewhere = bool((is_padding & ~is_end).any()) or bool(is_padding[:, :1].any())
     return 0 if is_elsewhere else int(is_padding.sum())
+
+
+def _num_blank(frames: Tensor) -> int:
+    """Return how many values lie in frames of one and the same number, with which most samples end, in either order."""
+    found = 0
+    for each in (frames, frames.transpose(1, 2)):
+        lengths = (each == each[:, -1:, -1:]).all(2).flip(1).cumprod(1).sum(1)
+        is_sample_blank = bool((lengths == each.shape[1]).any())  # as made-up data is
+        if not is_sample_blank and 2 * int((lengths > 1).sum()) > len(lengths):
+            found = max(found, int(lengths.sum()) * each.shape[2])
+    return found
 
 
 def _num_masked(mask: Tensor) -> int:
