@@ -22,7 +22,7 @@ from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import GpuCounters, StepFlops, Trial
 from castwise.spec.typed import TypedLine
-from castwise.spec.types import IN_PYTHON, CauseName
+from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import UserModel
 
 STEP = 0.1  # seconds
@@ -809,6 +809,14 @@ def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -
     assert any("`castwise run sub/m.py --precision fp16-mixed --batch" in line for line in named[-1].missing)
     by_products = last(step(classes=FULL, profile=product(40, "align1", WORDS[0], (768, 30522)), products={}))
     assert not any("space-to-depth" in line for line in by_products.missing)  # which changes a convolution
+
+
+def test_what_starts_collectives_while_the_gpu_idles_is_communication_not_launches() -> None:
+    fields = exchanges(20) | {"num_kernels": 10_000, "host_seconds": {STARTING_COLLECTIVES: 0.25 * STEP}}
+    found = last(step(classes={TENSOR: 40, "communication": 20}, profile=fields))
+    shares = {cause.name: cause.share for cause in found.causes}
+    assert (shares["communication"], shares["launches"]) == (pytest.approx(0.45), pytest.approx(0.15))
+    assert "; 25 % more is the host, which starts them while no kernel runs" in found.causes[0].evidence
 
 
 def test_communication_is_told_with_its_format_and_size() -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from castwise.registry.kernel_classes import classify_kernel
-from castwise.spec.types import IN_PYTHON
+from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES
 from castwise.trial.trace_summary import (
     CLOSURE_RANGE,
     MODULE_RANGE,
@@ -333,6 +333,12 @@ def test_long_gaps_between_operators_of_threads_that_launch_are_python_s() -> No
     device = [DeviceEvent(GEMM, 0, 700 * micro, 1), DeviceEvent(ADD, 8200 * micro, 8300 * micro, 5)]
     found = summarize_kernels(host, device, 1, classify_kernel).host_seconds
     assert found == {IN_PYTHON: pytest.approx(1000e-6)}
+
+
+def test_the_host_s_start_of_a_collective_is_known_where_no_kernel_runs() -> None:
+    host = (HostEvent("c10d::allreduce_", 0, 9000, 1, 1), HostEvent("nccl:all_reduce", 5000, 9000, 1, 2))
+    found = summarize_kernels(host, [DeviceEvent("ncclDevKernel_AllReduce", 6000, 20000, 2)], 1, classify_kernel)
+    assert found.host_seconds == {STARTING_COLLECTIVES: pytest.approx(6e-6)}
 
 
 def test_what_a_loader_launches_is_counted() -> None:

@@ -46,7 +46,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
-from castwise.spec.types import IN_PYTHON, NO_CACHE, CauseName
+from castwise.spec.types import IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import is_object
 
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
@@ -464,6 +464,7 @@ def _host_work(step: StepEvidence) -> Cause | None:
     if not share or step.profile is None:
         return None
     seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
+    seconds.pop(STARTING_COLLECTIVES, None)  # `communication` tells of them
     named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
     evidence = f"the GPU is idle {format_share(step.idle_share or 0.0)} of the step"
     evidence += f", and launches explain {format_share(launches)} at most"
@@ -539,7 +540,7 @@ def _gradient_sync(step: StepEvidence) -> Cause | None:
 
 def _exchanged(step: StepEvidence) -> float:
     """Return the share of the step that the first rank communicates, without what it waits for a slower one."""
-    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0))
+    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0)) + step.starting_collectives
 
 
 def _rank_imbalance(step: StepEvidence) -> Cause | None:
@@ -569,6 +570,8 @@ def _communication(step: StepEvidence) -> Cause | None:
         f"{format_share(step.exposed)} of the step is communication that no other work hides: {' and '.join(parts)}"
         f" ({format_share(hidden)} of their time is hidden)"
     )
+    if step.starting_collectives >= _FEW:
+        seen += f"; {format_share(step.starting_collectives)} more is the host, which starts them while no kernel runs"
     advice = []
     for each in found.collectives[:1]:
         if each.kind == "all-reduce" and found.late_share >= MOSTLY:

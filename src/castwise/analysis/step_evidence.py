@@ -23,7 +23,7 @@ from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph
 from castwise.spec.quantities import format_share
 from castwise.spec.typed import TypedLine
-from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, WITHOUT_CUDNN, CauseName
+from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, STARTING_COLLECTIVES, WITHOUT_CUDNN, CauseName
 
 # Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
 FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
@@ -283,6 +283,11 @@ class StepEvidence:
         waits, num_reads = self.waits or 0.0, self.spent.waits.get(_READ, 0.0)
         return min(idle, waits + (1 - waits) * num_reads / max(1.0, self.spent.num_kernels)), idle
 
+    @property
+    def starting_collectives(self) -> float:
+        """Return the share of the step in which no kernel runs, as the host starts collectives."""
+        return (self.spent.host_seconds or {}).get(STARTING_COLLECTIVES, 0.0) / self.seconds
+
     @cached_property
     def idle_parts(self) -> tuple[float, float]:
         """Return for how much of the step the GPU idles due to launches, and due to other work of the host."""
@@ -290,8 +295,9 @@ class StepEvidence:
             return 0.0, 0.0
         # While it copies or waits, the host launches nothing.
         loads = self.input_share if self.trial.spec.is_script else 0.0
-        idle = max(0.0, (self.idle_share or 0.0) - max(self.waiting[0], self.copied, loads))
-        known = min(idle, sum((self.profile.host_seconds or {}).values()) / self.seconds)
+        idle = max(0.0, (self.idle_share or 0.0) - max(self.waiting[0], self.copied, loads) - self.starting_collectives)
+        host = sum((self.profile.host_seconds or {}).values()) / self.seconds - self.starting_collectives
+        known = min(idle, host)
         launches = min(idle - known, LAUNCH_SECONDS * self.profile.num_kernels / self.seconds)
         return (launches, idle - launches) if idle - launches >= LEAST_IDLE else (idle, 0.0)
 

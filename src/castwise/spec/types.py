@@ -58,6 +58,8 @@ DETERMINISTIC = "torch.use_deterministic_algorithms(True)"
 WITHOUT_CUDNN = "torch.backends.cudnn.enabled = False"
 NO_CACHE = "autocast(cache_enabled=False)"
 PROFILER = "torch.profiler"  # one of the script's own
-IN_PYTHON = "Python between operators"  # what the host does, as records name it
+# What the host does, as records name it.
+IN_PYTHON = "Python between operators"
+STARTING_COLLECTIVES = "starting collectives"
 
 SYNTHETIC = "synthetic"  # the data set of random samples

@@ -27,7 +27,7 @@ from castwise.registry.kernel_classes import (
     classify_operator,
     format_of,
 )
-from castwise.spec.types import IN_PYTHON
+from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
 MODULE_RANGE = "castwise module: "
@@ -302,6 +302,8 @@ def _summarize_host(
     launching.update(call.id for call in calls)
     called = sorted((event.thread, event.start) for event, _, _ in nested if event.id in launching)
     for event, context, own in nested:
+        if event.name.startswith("c10d::"):  # where nothing else is in the way, it launches a kernel
+            found[STARTING_COLLECTIVES].append((event.start, event.end))
         is_operator = "::" in event.name and not event.name.startswith(_BACKWARD_NODE) and not context.is_loading
         if own >= _LONG_OPERATOR and is_operator and event.thread in threads:
             first, after = (bisect_left(called, (event.thread, time)) for time in (event.start, event.end))
