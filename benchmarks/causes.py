@@ -140,10 +140,11 @@ def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
     for script in SCRIPTS:
         said = said_in(script)
         found = known.get((f"python {script.name}", said["precision"], NONE))
-        if found is None:
+        if found is None and script.stem not in first_try:
             continue
-        first = found.causes[0] if found.causes else None
-        wanted, names = said["expected"].split(" or "), [cause.name for cause in found.causes]
+        causes = [] if found is None else found.causes
+        first = causes[0] if causes else None
+        wanted, names = said["expected"].split(" or "), [cause.name for cause in causes]
 
         def is_right(name: str, wanted: list[str] = wanted) -> bool:
             return name in wanted or (wanted == [NONE] and name in _HARMLESS)
@@ -155,7 +156,10 @@ def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
                 said["expected"],
                 *(
                     name + " (**wrong**)" * (name != "–" and not is_right(name))
-                    for name in (first_try.get(script.stem, "–"), (names or [NONE])[0])
+                    for name in (
+                        first_try.get(script.stem, "–"),
+                        "no answer" if found is None else (names or [NONE])[0],
+                    )
                 ),
                 "–" if first is None or first.share is None else format_share(first.share),
                 said["after"],

@@ -74,7 +74,7 @@ _USABLE = 0.9  # of the GPU's memory: the allocator leaves gaps; chosen here
 # Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
 # on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
 _NORM_GAIN = 0.55
-# Of what fusion could save at most, torch.compile saves about so much.
+# Of what fusion could save at most, torch.compile saves less: causes are ordered as if it were so much. Chosen here.
 _FUSION_SAVES = 0.5
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
