@@ -162,9 +162,12 @@ def _summary(trials: Sequence[Trial]) -> str:
     warm = [trial.facts.warm_up_seconds for trial in trials if trial.facts is not None]
     middles = [seconds for trial in trials if (seconds := step_seconds(trial)) is not None]
     apart = statistics.stdev(middles) / statistics.fmean(middles)
+    slowest = max(middles)
+    behind = slowest / statistics.median(middles) - 1
     return (
         f"{len(trials)} processes of {statistics.fmean(blocks):.1f} blocks, warmed up in "
-        f"{statistics.fmean(warm):.1f} s, blocks differ by {statistics.median(spreads):.2%}, processes by {apart:.2%}"
+        f"{statistics.fmean(warm):.1f} s, blocks differ by {statistics.median(spreads):.2%}, processes by {apart:.2%}, "
+        f"the slowest, in place {middles.index(slowest) + 1}, is {behind:.2%} above the median"
     )
 
 
