@@ -15,7 +15,7 @@ from castwise.api import RunKeywords
 from castwise.cli import listings
 from castwise.cli.app import app
 from castwise.records import schema
-from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
+from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.workloads import WORKLOADS
 from castwise.spec import recipe, trial, user_model
 from castwise.spec.options import RunOptions, options_of
@@ -100,7 +100,7 @@ def frameworks(_: str) -> str:
 def code(_: str) -> str:
     """Return the code that switches each precision on, on a GPU."""
     lines = []
-    for row in (*PRECISIONS, *NARROW_PRECISIONS):
+    for row in (*PRECISIONS, *NAMED_PRECISIONS):
         spec = trial.TrialSpec(
             workload="resnet50",
             precision=row.name,

@@ -74,6 +74,7 @@ class GridKeywords(StepKeywords, total=False):
     batch_size: str | int | Sequence[int] | None
     seq_len: str | int | Sequence[int] | None
     techniques: str | Sequence[str] | None
+    optimizer_state: str | Sequence[str] | None
     gpus: str | int | Sequence[int] | None
     parallelism: str | Sequence[str] | None
     loss_scale: str | float | Sequence[str | float] | None
@@ -174,6 +175,7 @@ class MaxBatchModelKeywords(ModelKeywords, StepKeywords, total=False):
 
     precision: str | Sequence[str] | None
     techniques: str | Sequence[str] | None
+    optimizer_state: str | Sequence[str] | None
     exact: bool
     margin: str | float | None
     memory: str | float | None

@@ -143,6 +143,7 @@ VIT = UserParts(
 def _combinations() -> list[TrialSpec]:
     on_gpu = {"device": "cuda:0"}
     made = [own_spec(SIX, "timm_vit", row.name, loss_scale=row.loss_scale, **on_gpu) for row in PRECISIONS]
+    made.append(own_spec(SIX, "timm_vit", "bf16-sr", ("adam-state-8-bit",), **on_gpu))
     for row in TECHNIQUES:
         spec = own_spec(SIX, "timm_vit", "fp16-mixed", (row.name,), loss_scale="dynamic", **on_gpu)
         made += [spec] if why_unsupported(spec) is None else []

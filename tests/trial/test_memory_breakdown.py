@@ -102,3 +102,15 @@ def test_compiled_and_captured_steps_are_not_observed(row: Technique) -> None:
     except AttributeError:  # it went on to the step, of which there is none here
         parts = None
     assert (parts is not None) == hides
+
+
+@pytest.mark.parametrize(("kind", "least"), [("8-bit", 2.0), ("4-bit", 1.0), ("bf16", 4.0)])
+def test_adam_s_state_in_fewer_bits_is_counted(tmp_path: Path, kind: str, least: float) -> None:
+    file = tmp_path / "small.py"
+    file.write_text(MODEL.replace("SGD(parameters, lr=1e-3, momentum=0.9)", "Adam(parameters)"))
+    parts = parts_of(file, "fp32", techniques=(f"adam-state-{kind}",))
+    large = WIDTH * HIDDEN + HIDDEN * HIDDEN
+    small = WEIGHTS / 4 - large
+    assert parts.optimizer_bytes == pytest.approx(large * least + 8 * small, rel=0.15), (
+        "scales, and small weights' state"
+    )

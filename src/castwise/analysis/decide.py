@@ -78,7 +78,12 @@ _DOUBTS: dict[str, str] = {
     "thermal-drift": "GPU warming up",
 }
 # Why one that was faster is not taken; why not FP8 is in the sentence.
-_WHY_NOT = (", but keeps no fp32 weights", ": within 3 %, so the simpler one", ", but not proven")
+_WHY_NOT = (
+    ", but keeps no fp32 weights",
+    ", but keeps Adam's state in fewer bits",
+    ": within 3 %, so the simpler one",
+    ", but not proven",
+)
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
 _CHECK_ACCURACY = "check the accuracy first."
@@ -200,7 +205,7 @@ def _limit(advice: Advice) -> str:
     timed = [] if _is_run(advice.rows) else [row for row in advice.rows if _is_measured(row)]
     taken = [row for row in timed if row is advice.row]
     if advice.decision != "take":
-        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32_weights(row)]
+        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32(row)]
     if not taken:
         return ""
     (found,) = diagnose([max(taken, key=_speed)], advice.rows)
@@ -320,7 +325,7 @@ def _decide_without_reference(advice: Advice, candidates: Sequence[Row]) -> Advi
 
 def _candidates(measured: Sequence[Row], reference: Row | None) -> list[Row]:
     """Return what may be taken: it keeps float32 weights, if any does, and FP8 is good enough."""
-    keeping = [row for row in measured if _keeps_float32_weights(row) and row is not reference]
+    keeping = [row for row in measured if _keeps_float32(row) and row is not reference]
     keeping = [row for row in keeping if _why_not_fp8(row, is_proven=reference is None) is None]
     return keeping or ([] if reference is not None else list(measured))
 
@@ -405,7 +410,7 @@ def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
     if len(_candidates(measured, None)) == 1:
         is_fp8_refused = any(_why_not_fp8(each, is_proven=True) for each in measured)
         rank = f"the only one{_among(measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
-    weights = "" if _keeps_float32_weights(row) else f" It keeps no float32 weights: {_CHECK_ACCURACY}"
+    weights = "" if _keeps_float32(row) else f" It keeps {_what_is_narrow([row])}: {_CHECK_ACCURACY}"
     return f"take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(measured, row)}"
 
 
@@ -520,7 +525,8 @@ def _why(best: Row, rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=_speed):
         if row.trial.status == "ok" and _speed(row) > _speed(best) and _why_not_fp8(row) is None:
             is_near = _speed(row) <= _speed(best) * WORTHWHILE
-            fastest[_WHY_NOT[0 if not _keeps_float32_weights(row) else 1 if is_near else 2]] = row
+            kind = (2 if is_near else 3) if _keeps_float32(row) else int(_narrows_state(row))
+            fastest[_WHY_NOT[kind]] = row
     reasons = []
     for why in filter(fastest.get, _WHY_NOT):
         percent = f"+{100 * (_speed(fastest[why]) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
@@ -634,12 +640,12 @@ def _caution(measured: Sequence[Row], best: Row) -> str:
     """Return sentences about FP8 that is not taken, and about what was faster and keeps no float32 weights."""
     refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row))]
     said = f" Not taken: {'; '.join(f'{_name(row)} ({why})' for row, why in refused)}." if refused else ""
-    faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
-    if not faster or not _keeps_float32_weights(best):
+    faster = [row for row in measured if not _keeps_float32(row) and _speed(row) > _speed(best) * WORTHWHILE]
+    if not faster or not _keeps_float32(best):
         return said
     names = _and(faster, lambda row: f" ({_speed(row) / _speed(best):.2f}×)")
     verbs = "was faster but keeps" if len(faster) == 1 else "were faster but keep"
-    return f"{said} {names} {verbs} no float32 weights: {_CHECK_ACCURACY}"
+    return f"{said} {names} {verbs} {_what_is_narrow(faster)}: {_CHECK_ACCURACY}"
 
 
 def _is_known(ratio: Estimate | None) -> bool:
@@ -771,8 +777,20 @@ def _options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
     return options
 
 
-def _keeps_float32_weights(row: Row) -> bool:
-    return precision_row(row.precision).keeps_float32_weights
+def _keeps_float32(row: Row) -> bool:
+    """Return whether weights and the optimizer's state are those of a float32 loop."""
+    return precision_row(row.precision).keeps_float32_weights and not _narrows_state(row)
+
+
+def _narrows_state(row: Row) -> bool:
+    return any(each.numerics == "state" for each in rows_of(row.trial.spec.techniques))
+
+
+def _what_is_narrow(rows: Sequence[Row]) -> str:
+    """Return what some rows keep, none of which keeps float32 as a float32 loop does."""
+    if all(map(_narrows_state, rows)):
+        return "the optimizer's state in fewer bits"
+    return "fewer bits of weights or optimizer state" if any(map(_narrows_state, rows)) else "no float32 weights"
 
 
 def _speed(row: Row) -> float:

@@ -22,6 +22,7 @@ from castwise.apply.precision import (
 from castwise.apply.techniques.batch_layout import prepare_inputs
 from castwise.apply.techniques.compile import check_compiler, compile_blocks
 from castwise.apply.techniques.optimizer_options import set_as_wanted
+from castwise.apply.techniques.optimizer_state import keep_state_in
 from castwise.errors import UsageError
 from castwise.registry.precisions import Precision, find_precision, why_unsupported
 from castwise.registry.techniques import NONE, PLAIN, SETS, StepConfig, find_technique, parse_techniques, step_config_of
@@ -54,11 +55,13 @@ class Applied:
             model.to(memory_format=torch.channels_last)
         self._weights = make_weights(model, precision) if shard is None else ShardedWeights(model, shard)
         self.optimizer = make_optimizer(self._weights)
+        if loop.optimizer_state:
+            keep_state_in(self.optimizer, loop.optimizer_state)
         self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
         # Masters keep their gradients' memory; everything else is as in a loop written by hand.
-        self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
+        self._zero_grad = self._weights.zero_grad if precision.steps_copies else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
-        if loop.compile_mode is not None or loop.compiled_update:
+        if loop.compile_mode is not None or loop.compiled_update or loop.optimizer_state:
             check_compiler(device)
         if loop.compile_mode is not None and loop.compile_blocks:
             compile_blocks(model, loop.compile_mode)
@@ -94,7 +97,7 @@ class Applied:
         """Return what a checkpoint needs: model, masters, optimizer and loss scaling."""
         return {
             "model": self.model.state_dict(),
-            "stepped": self._weights.stepped,
+            "stepped": self._weights.kept,
             "optimizer": self.optimizer.state_dict(),
             "scaling": self.scaling.state_dict(),
         }
@@ -103,7 +106,7 @@ class Applied:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of the same precision."""
         self.model.load_state_dict(state["model"])
-        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
+        for tensor, saved in zip(self._weights.kept, state["stepped"], strict=True):
             tensor.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaling.load_state_dict(state["scaling"])

@@ -220,6 +220,11 @@ class Weights:
         """Return the tensors the optimizer steps, in the model's order."""
         return [self.stepped_for(p) for p in self._parameters]
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Return those of the stepped tensors that hold values between steps, which a checkpoint needs."""
+        return self.stepped
+
     def stepped_for(self, parameter: Tensor) -> Tensor:
         """Return what the optimizer steps instead of a tensor; a tensor that is no weight itself."""
         return parameter
@@ -296,6 +301,50 @@ class MasterWeights(Weights):
             torch._foreach_copy_(self._low, self._masters)
 
 
+class RoundedWeights(MasterWeights):
+    """Float32 copies of every lower-precision weight that last for an update, and are rounded to the weights at random.
+
+    A weight is rounded up as often as it lies near the number above: so many small updates move it in the mean, though
+    each is less than half of the distance to the next number.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._held = [*self._masters, *self._gradients]
+        self._release()
+
+    @property
+    def kept(self) -> list[Tensor]:
+        return []
+
+    def collect_gradients(self) -> None:
+        for tensor in self._held:
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+        with torch.no_grad():
+            torch._foreach_copy_([master.detach() for master in self._masters], self._low)
+        super().collect_gradients()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        for weight, master in zip(self._low, self._masters, strict=True):
+            weight.copy_(round_stochastically(master))
+        self._release()
+
+    def _release(self) -> None:
+        for tensor in self._held:
+            tensor.untyped_storage().resize_(0)
+
+
+def round_stochastically(values: Tensor) -> Tensor:
+    """Return float32 values that bfloat16 can hold, each one of the two next to a value; their mean is that value.
+
+    A random number of 16 bits is added to the 16 that bfloat16 lacks, and these are cut off: the carry rounds up.
+    """
+    bits = values.view(torch.int32)
+    noise = torch.randint(1 << 16, bits.shape, device=bits.device, dtype=torch.int32)
+    return ((bits + noise) & -(1 << 16)).view(torch.float32)
+
+
 class ShardedWeights(Weights):
     """Weights of which the optimizer steps this rank's shards."""
 
@@ -320,4 +369,6 @@ class ShardedWeights(Weights):
 
 def make_weights(model: nn.Module, row: Precision) -> Weights:
     """Return the weights of a model whose precision has been applied."""
+    if row.stochastic_rounding:
+        return RoundedWeights(model)
     return MasterWeights(model) if row.master_weights else Weights(model)

@@ -9,7 +9,7 @@ from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import (
-    NARROW_PRECISIONS,
+    NAMED_PRECISIONS,
     PRECISIONS,
     why_emulated,
     why_unsupported,
@@ -33,7 +33,7 @@ def doctor() -> int:
         console.print("\nPrecisions", style="italic")
         table = Table("precision", "here", "why", box=None, pad_edge=False)
         hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
-        for row in (*PRECISIONS, *NARROW_PRECISIONS):
+        for row in (*PRECISIONS, *NAMED_PRECISIONS):
             impossible = why_unsupported(row, replace(hardware, name="this"))
             if (impossible := impossible or why_without_torchao(row, environment.torchao)) is not None:
                 table.add_row(row.name, "[red]impossible[/]", escape(impossible))

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
-from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
+from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
 from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
 from castwise.registry.workloads import WORKLOADS
@@ -30,7 +30,7 @@ def workloads() -> Table:
 
 def precisions() -> Table:
     table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
-    for row in (*PRECISIONS, *NARROW_PRECISIONS):
+    for row in (*PRECISIONS, *NAMED_PRECISIONS):
         needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
         needs += f", < {row.no_capability[0]}.{row.no_capability[1]}" if row.no_capability else ""
         needs += ", else emulated" if row.emulated_below else ""
@@ -40,7 +40,13 @@ def precisions() -> Table:
 
 
 # What a technique does to the numbers, for people.
-NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random draws", "shape": "another model"}
+NUMERICS = {
+    "bits": "the same",
+    "rounding": "rounding",
+    "draws": "other random draws",
+    "state": "optimizer state in fewer bits",
+    "shape": "another model",
+}
 
 
 def techniques() -> Table:

@@ -174,9 +174,9 @@ def completion_of(kind: str) -> Callable[[str], list[str]]:
 
             names = [row.name for row in WORKLOADS]
         elif kind == "precisions":
-            from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS
+            from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 
-            names = [row.name for row in (*PRECISIONS, *NARROW_PRECISIONS)]
+            names = [row.name for row in (*PRECISIONS, *NAMED_PRECISIONS)]
         elif kind == "techniques":
             from castwise.registry.techniques import NONE, SETS, TECHNIQUES
 

@@ -118,7 +118,7 @@ class OwnModel:
 
     def write_optimizer(self, added: Mapping[str, bool], weights_class: str) -> None:
         """Write the lines that make the optimizer over the weights of a class, with arguments that techniques add."""
-        parts, has_masters = self.parts, weights_class == "MasterWeights"
+        parts, has_masters = self.parts, weights_class not in ("", "Weights")
         weights = "weights.stepped" if has_masters else "[p for p in model.parameters() if p.requires_grad]"
         if parts.optimizer == "none":
             written = "".join(f", {argument}={value}" for argument, value in added.items())

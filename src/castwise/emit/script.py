@@ -112,7 +112,7 @@ class _Writer:
             CastwiseModel(spec, self.script) if own is None else OwnModel(spec, own, parts, self.script, file)
         )
         # Unless the loop does more, backward and step are the plain lines.
-        self.has_weights = self.precision.master_weights or self.config.compiled_update
+        self.has_weights = self.precision.steps_copies or self.config.compiled_update
         self.has_scaling = spec.loss_scale != "none" or self.config.compiled_update
 
     def write(self, measured: str) -> dict[Path, str]:
@@ -187,12 +187,16 @@ class _Writer:
         """Write the lines that make the optimizer over what is stepped, loss scaling and a compiled update."""
         weights_class = ""
         if self.has_weights:
-            weights_class = "MasterWeights" if self.precision.master_weights else "Weights"
+            copies = "RoundedWeights" if self.precision.stochastic_rounding else "MasterWeights"
+            weights_class = copies if self.precision.steps_copies else "Weights"
             self.script.add(f"weights = {self.script.copy(f'{_PRECISION}:{weights_class}')}(model)")
         added = dict(self.config.optimizer_arguments)
         if self.config.scales_on_device and self.is_cuda and self.model.optimizer_name in _CAPTURABLE:
             added["capturable"] = True
         self.model.write_optimizer(added, weights_class)
+        if self.config.optimizer_state:
+            keep = self.script.copy(f"{_TECHNIQUES}.optimizer_state:keep_state_in")
+            self.script.add(f"{keep}(optimizer, {_quoted(self.config.optimizer_state)})")
         if self.has_scaling:
             self.script.add(f"scaling = {self.scaling()}", spacing="\n")
         if self.config.compiled_update:
@@ -245,7 +249,7 @@ class _Writer:
 
     def write_step(self) -> None:
         """Write `train_step(batch)`, which computes a step, and its graph."""
-        has_masters = self.precision.master_weights
+        has_masters = self.precision.steps_copies
         body = ["batch = to_device(data.make(batch))"] if self.spec.recipe is not None else []
         body.append("weights.zero_grad()" if has_masters else "optimizer.zero_grad()")
         forward = ["loss = compute_loss(model, batch)"]

@@ -9,6 +9,7 @@ from castwise.spec.options import (
     MEMORY,
     SHARE,
     WORKLOAD_NAMES,
+    OptimizerStates,
     Option,
     StepOptions,
     Techniques,
@@ -39,6 +40,7 @@ class MaxBatchOptions(StepOptions):
         ),
     ] = None
     techniques: Techniques = None
+    optimizer_states: OptimizerStates = None
     exact: Annotated[bool, Option("Find the largest batch to the sample. Default: to a multiple of 8.")] = False
     margin: Annotated[float | None, Option("The share of the memory that must stay free: 5%.", **SHARE)] = None
     memory_bytes: Annotated[

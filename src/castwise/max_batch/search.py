@@ -236,6 +236,7 @@ def prepare_max_batch(
         precisions=request.precisions,
         batch_sizes=(START,),
         techniques=request.techniques,
+        optimizer_states=request.optimizer_states,
     )
     job = prepare(run_options, listener, find_machine)
     limit = _limit(request, job.runner.environment)

@@ -54,6 +54,8 @@ class Precision:
     # How float32 products are computed, in matmul, convolution and RNN alike; None leaves PyTorch's defaults.
     float32_matmul: Literal["ieee", "tf32"] | None = "ieee"
     master_weights: bool = False  # the optimizer steps float32 copies of the weights
+    # It steps float32 copies that last for an update, and the weights are these, rounded up or down at random.
+    stochastic_rounding: bool = False
     batch_norm_dtype: Dtype = "float32"  # of its weights and running statistics
     loss_scale: str = "none"  # unless the user names another
     keeps_float32_weights: bool = False  # updates are made to float32 weights, so that small ones are not rounded away
@@ -68,6 +70,11 @@ class Precision:
     code: str = ""  # its lines of plain PyTorch, if they are few, with `model`, `loss_fn` and `optimizer`
     frameworks: Frameworks = Frameworks()
     look: Look = UNKNOWN_LOOK
+
+    @property
+    def steps_copies(self) -> bool:
+        """Return whether the optimizer steps float32 copies of lower weights."""
+        return self.master_weights or self.stochastic_rounding
 
     @property
     def has_float16(self) -> bool:
@@ -260,10 +267,23 @@ PRECISIONS: tuple[Precision, ...] = (
     ),
 )
 
-# Precisions with products in less than 16 bits: they are measured only if they are named. Source of the recipes and of
-# what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has. MXFP8 and NVFP4 are not
-# for GeForce Blackwell (12.x): it lacks two of the three layouts of MXFP8's products in training, and the stochastic
-# rounding of NVFP4's. Source: docs/support_matrix.rst of NVIDIA/TransformerEngine; pytorch/pytorch#198126 for MXFP8.
+_BF16_SR = Precision(
+    name="bf16-sr",
+    summary="bfloat16 weights, float32 batch norm and updates, rounded stochastically to the weights; no masters",
+    param_dtype="bfloat16",
+    stochastic_rounding=True,
+    loop_changes=6,
+    peak_dtype="bf16",
+    capability=(8, 0),
+    emulated_below=True,
+    look=Look("#aa4499", "star", "dot"),
+)
+
+# Precisions with products in less than 16 bits: like bf16-sr, they are measured only if they are named. Source of the
+# recipes and of what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has. MXFP8 and
+# NVFP4 are not for GeForce Blackwell (12.x): it lacks two of the three layouts of MXFP8's products in training, and the
+# stochastic rounding of NVFP4's. Source: docs/support_matrix.rst of NVIDIA/TransformerEngine; pytorch/pytorch#198126
+# for MXFP8.
 NARROW_PRECISIONS: tuple[Precision, ...] = (
     _fp8("fp8-tensorwise", "tensorwise", "a scale a tensor", (8, 9), 7, Look("#4444ee", "pentagon", "solid")),
     _fp8("fp8-rowwise", "rowwise", "a scale a row", (9, 0), 8, Look("#66cc66", "triangle-left", "dash")),
@@ -292,6 +312,8 @@ NARROW_PRECISIONS: tuple[Precision, ...] = (
         )
     ),
 )
+
+NAMED_PRECISIONS = (_BF16_SR, *NARROW_PRECISIONS)
 
 # What a script does by itself: the precision of no other workload.
 AS_WRITTEN = "as-written"
@@ -341,7 +363,7 @@ def known_precision(name: str) -> Precision | None:
 
 
 def _all_rows() -> tuple[Precision, ...]:
-    return (_AS_WRITTEN_ROW, *PRECISIONS, *NARROW_PRECISIONS)
+    return (_AS_WRITTEN_ROW, *PRECISIONS, *NAMED_PRECISIONS)
 
 
 def precision_row(name: str) -> Precision:

@@ -32,18 +32,20 @@ def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) 
 
     The GPU's capability is left out of account if it is not known.
     """
-    reason = _why_unfit(spec, capability)
-    row = precision_row(spec.precision)
-    if reason is None and spec.parallelism == "fsdp":
-        if spec.kind != "steady":
-            return "fsdp is for steady steps; take the parallelism ddp"
-        if row.param_dtype != "float32" or row.float8_recipe:
-            return f"fsdp shards float32 weights, and {row.name} converts them; take a -mixed precision, or ddp"
-    if reason is not None or not row.float8_recipe:
-        return reason
-    if spec.kind != "steady" or spec.parallelism == "dp":
+    return _why_unfit(spec, capability) or _why_without_precision(spec)
+
+
+def _why_without_precision(spec: TrialSpec) -> str | None:
+    row, loop = precision_row(spec.precision), step_config_of(spec.techniques)
+    if spec.parallelism == "fsdp" and spec.kind != "steady":
+        return "fsdp is for steady steps; take the parallelism ddp"
+    if spec.parallelism == "fsdp" and (row.param_dtype != "float32" or row.float8_recipe):
+        return f"fsdp shards float32 weights, and {row.name} converts them; take a -mixed precision, or ddp"
+    if row.stochastic_rounding and (loop.compiled_update or loop.cuda_graph):
+        return f"{row.name} copies weights for the time of an update: no compiled update or CUDA graph can have that"
+    if row.float8_recipe and (spec.kind != "steady" or spec.parallelism == "dp"):
         return f"{spec.precision} is for steady steps, with one process per GPU"
-    if step_config_of(spec.techniques).compile_mode is None:
+    if row.float8_recipe and loop.compile_mode is None:
         return f"{spec.precision} needs compile, without which FP8 is several times slower: add --techniques compile"
     return None
 

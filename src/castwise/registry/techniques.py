@@ -4,6 +4,7 @@ A row says all about a technique: what it does and costs, which trials can have 
 and how `castwise tune` searches with it. Nothing else names a technique. To add one, add a row.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
@@ -74,6 +75,8 @@ class StepConfig:
     # The only kernels that attention may run in, of ATTENTION_KERNELS; all may without one.
     attention: str = _setting("", "apply", "emit")
     optimizer_arguments: tuple[tuple[str, bool], ...] = _setting((), "apply", "script", "emit")  # `fused` or `foreach`
+    # What Adam keeps its state in, as torchao has it: "bf16", "8-bit", "4-bit" or "fp8"; empty for the weights' type.
+    optimizer_state: str = _setting("", "apply", "script", "emit")
     # Dynamic loss scaling decides on the device whether a step is skipped.
     scales_on_device: bool = _setting(False, "apply", "script", "emit")
     reads_loss: bool = _setting(True, "apply", "emit")  # the host may read the loss each step, if the source does
@@ -131,7 +134,8 @@ class Technique:
     summary: str
     cost: str
     # What it does to the numbers. `bits`: nothing. `rounding`: the same formulas, rounded at other places or summed in
-    # another order. `draws`: other random numbers of the same distribution. `shape`: further weights.
+    # another order. `draws`: other random numbers of the same distribution. `state`: an optimizer's state in fewer
+    # bits. `shape`: further weights.
     numerics: Numerics
     settings: Mapping[str, Any] = field(hash=False)  # fields of `StepConfig`; `model_changes` add up
     needs: str = ""  # in words, if that is more than the other fields say
@@ -227,6 +231,55 @@ def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> T
         absent_in=("mlp", "mnist_cnn", "wide_resnet", "resnet9", "dpn", "rnn_lm", "fastai_resnet"),
         why_not=why_not,
         searched=why_not is not None,  # in float32 PyTorch takes these by itself, and in 16 bits the others are faster
+    )
+
+
+# By what Adam's state is kept in: bytes of a parameter's two numbers, and transformers' name of such an optimizer.
+_STATES: dict[str, tuple[str, str]] = {
+    "bf16": ("4", ""),
+    "8-bit": ("2", 'optim="adamw_torch_8bit"'),
+    "fp8": ("2", ""),
+    "4-bit": ("1", 'optim="adamw_torch_4bit"'),
+}
+STATE = "adam-state-"  # begins the names of techniques that differ in what Adam's state is kept in
+
+
+def loops_with_states(loops: Sequence[str], states: Sequence[str]) -> tuple[str, ...]:
+    """Return each loop with Adam's state kept in each of these: "compile+adam-state-8-bit"; in "fp32" as it is.
+
+    Raises:
+        UsageError: There is no such state.
+    """
+    written = {"fp32": "", **{kind.replace("-", ""): f"{STATE}{kind}" for kind in _STATES}}
+    found = []
+    for loop, state in itertools.product(loops, states):
+        added = written.get(state.strip().lower().replace("-", "").replace("float32", "fp32"))
+        if added is None:
+            raise unknown_name("optimizer state", state, ("fp32", *_STATES))
+        found.append(_JOIN.join(name for name in (loop if loop != NONE or not added else "", added) if name))
+    return tuple(found)
+
+
+def _adam_state(kind: str, num_bytes: str, of_transformers: str) -> Technique:
+    others = [f"{STATE}{other}" for other in _STATES if other != kind]
+    name = {"bf16": "", "fp8": "Fp8"}.get(kind, kind.replace("-", ""))
+    return Technique(
+        name=f"{STATE}{kind}",
+        summary=f"Adam keeps its state in {kind}: {num_bytes} bytes a parameter in place of 8",
+        needs="Adam or AdamW, and torchao",
+        cost="accuracy, which is to be checked; the first step compiles an update for each shape",
+        code=Code(
+            model=f"optimizer = torchao.optim.AdamW{name}(model.parameters(), lr=lr)", transformers=of_transformers
+        )
+        if name
+        else None,
+        loop_changes=2,
+        numerics="state",
+        optimizers=("Adam", "AdamW"),
+        excludes=(*others, "fused-optimizer", "foreach-optimizer", "compiled-update", "cuda-graph", "cuda-graph-8"),
+        settings={"optimizer_state": kind},
+        needs_triton=True,
+        only_saves_memory=True,
     )
 
 
@@ -350,6 +403,7 @@ TECHNIQUES: list[Technique] = [
         why_not=conditions.steps_shards,
         sets=(TUNED, COMPILED),
     ),
+    *(_adam_state(kind, *fields) for kind, fields in _STATES.items()),
     Technique(
         name="no-step-sync",
         summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",

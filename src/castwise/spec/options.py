@@ -146,6 +146,13 @@ TECHNIQUES_HELP = (
 Techniques = Annotated[
     tuple[str, ...] | None, Option(TECHNIQUES_HELP.format("those that most models gain from"), completion="techniques")
 ]
+OptimizerStates = Annotated[
+    tuple[str, ...] | None,
+    Option(
+        "What Adam keeps its state in: fp32, bf16, 8-bit, fp8 or 4-bit, comma-separated. Default: fp32, as torch does.",
+        keyword="optimizer_state",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,7 @@ class ParameterGrid:
         tuple[int, ...] | None, Option("Tokens of a transformer's sequences, comma-separated.", keyword="seq_len")
     ] = None
     techniques: Techniques = None
+    optimizer_states: OptimizerStates = None
     world_sizes: Annotated[
         tuple[int, ...] | None,
         Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Default: 1.", keyword="gpus"),

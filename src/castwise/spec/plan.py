@@ -9,7 +9,13 @@ from typing import get_args
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.technique_fit import resolve
-from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques
+from castwise.registry.techniques import (
+    NONE,
+    find_technique,
+    loops_with_states,
+    normalize_for_world_size,
+    parse_techniques,
+)
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import Workload, at_length, check_data_set, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
@@ -90,10 +96,11 @@ def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 
     if min(grid.batch_sizes or (1,)) < 1:
         least = min(grid.batch_sizes or ())
         raise UsageError(f"A batch holds at least one sample; batch size {least} is impossible.")
+    loops = loops_with_states(grid.techniques or (NONE,), grid.optimizer_states or ("fp32",))
     return Axes(
         loss_scales=_loss_scales(grid, precisions),
         layouts=_layouts(grid, num_nodes),
-        loops=tuple(_parse_step_techniques(text, has_loader=of_script) for text in grid.techniques or (NONE,)),
+        loops=tuple(_parse_step_techniques(text, has_loader=of_script) for text in loops),
         workloads=tuple(
             (name, _workload_at(name, length, data_set))
             for name in grid.workloads or ()

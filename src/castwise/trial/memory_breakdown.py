@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.pytree import Batch, tree_tensors
@@ -156,12 +157,20 @@ def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch])
         _WEIGHTS: [*parameters, *step.model.buffers()],
         _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
         "masters": stepped,  # without masters these are the weights
-        "optimizer": tree_tensors(list(step.optimizer.state.values())),
+        "optimizer": [part for each in tree_tensors(list(step.optimizer.state.values())) for part in _parts_of(each)],
         "batches": tree_tensors(batches),
     }
     for kind, tensors in kinds.items():
         for tensor in tensors:
             storages.add(tensor, kind)
+
+
+def _parts_of(tensor: Any) -> list[Tensor]:
+    """Return the tensors that hold a tensor's values, if it is of a subclass that has no storage itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _parts_of(getattr(tensor, name))]
 
 
 def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batch: Batch) -> None:
@@ -174,7 +183,13 @@ def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batc
         if parameter.grad is not None:
             storages.reclassify(parameter.grad, _GRADIENTS)
 
+    def update(*args: Any) -> Any:
+        with _disable_current_modes():  # it is compiled, which no mode can observe; it makes little
+            return type(step.optimizer).step(step.optimizer, *args)
+
     with ExitStack() as stack:
+        if hasattr(step.optimizer, "bf16_stochastic_round"):  # one of torchao's
+            stack.enter_context(patch.object(step.optimizer, "step", update))
         for parameter in step.model.parameters():
             if parameter.requires_grad:
                 handle = parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]

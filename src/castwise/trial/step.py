@@ -125,7 +125,7 @@ class TrainingStep(Applied):
 
     def average_gradients(self, peers: Peers) -> None:
         """Let ranks average their gradients after backward, without a wrapper; they start with rank 0's model."""
-        whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.stepped)
+        whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.kept)
         peers.broadcast({id(tensor): tensor for tensor in whole}.values())
         self._reduce = CoalescedReduce(self.model, peers)
 

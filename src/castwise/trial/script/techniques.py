@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from castwise.apply.techniques.batch_layout import prepare_inputs
 from castwise.apply.techniques.compile import check_compiler
+from castwise.apply.techniques.optimizer_state import keep_state_in
 from castwise.errors import TechniqueError
 from castwise.registry.techniques import PLAIN, rows_of, step_config_of
 from castwise.spec.recipe import Recipe
@@ -30,6 +31,9 @@ class ScriptTechniques:
             check_compiler(device)
         if self.config.loader_workers or self.config.pinned_transfer:
             self._change_loaders()
+        if self.config.optimizer_state:
+            check_compiler(device)
+            replaces(Adam, "__init__")(self._keep_state)  # as soon as one is made: schedulers keep its step
 
     def _refuse(self, setting: str, why: str) -> None:
         name = next(row.name for row in rows_of(self._names) if setting in row.settings)
@@ -61,8 +65,16 @@ class ScriptTechniques:
             defaults |= {"fused": None, "foreach": None, **wanted}
             optimizer._step_supports_amp_scaling = "fused" in wanted  # type: ignore[attr-defined]  # as torch's set it
 
+    def _keep_state(self, make: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Let an Adam keep its state in fewer bits, or an AdamW, which is made as one."""
+        make(optimizer, *args, **kwargs)
+        if type(optimizer) in (Adam, AdamW):
+            keep_state_in(optimizer, self.config.optimizer_state)
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
+        if self.config.optimizer_state and not hasattr(optimizer, "bf16_stochastic_round"):
+            self._refuse("optimizer_state", f"the script steps {type(optimizer).__name__}, which is no Adam of torch's")
         for name, _ in self.config.optimizer_arguments:
             if self._has_arguments or not optimizer.defaults.get(name):
                 kind = type(optimizer).__name__

@@ -1,0 +1,78 @@
+"""Adam and AdamW that keep their state in fewer bits than their weights have, by torchao."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer
+
+from castwise.errors import TechniqueError
+
+# By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
+_KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
+# Of a group of torch's, what torchao's step reads.
+_READ = ("params", "lr", "betas", "eps", "weight_decay", "amsgrad", "initial_lr")
+
+
+def keep_state_in(optimizer: Optimizer, kind: str) -> None:
+    """Let an Adam or AdamW of torch keep its state in fewer bits: in place, and before its first step.
+
+    Tensors of fewer than 4,096 values, or of no multiple of the block's size, keep the state of their weights' type.
+
+    Args:
+        optimizer: What is changed; its class becomes one of torchao's.
+        kind: "bf16", "8-bit", "4-bit" or "fp8".
+
+    Raises:
+        TechniqueError: It is another optimizer, it has stepped, torchao is missing, or it does what torchao's cannot.
+    """
+    name = type(optimizer).__name__
+    if type(optimizer) not in (Adam, AdamW):
+        raise TechniqueError(f"adam-state-{kind} is for torch's Adam and AdamW; this is {name}.")
+    if optimizer.state or any(group.get("maximize") or group.get("differentiable") for group in optimizer.param_groups):
+        raise TechniqueError(f"adam-state-{kind} cannot change this {name}: it has stepped, or it maximizes.")
+    is_adamw = type(optimizer) is AdamW
+    are_decoupled = {is_adamw or bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
+    if len(are_decoupled) > 1:
+        raise TechniqueError(f"adam-state-{kind} cannot change this {name}: its groups decay weights in two ways.")
+    optimizer.__class__ = _class_of(kind)
+    optimizer._patch_step_function()  # torch's hooks around steps
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    vars(optimizer).update(block_size=128 if kind == "4-bit" else 256, bf16_stochastic_round=False)
+    vars(optimizer).update(is_adamw=are_decoupled.pop())
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        for other in settings.keys() - {*_READ}:
+            del settings[other]
+
+
+def _class_of(kind: str) -> type[Optimizer]:
+    try:
+        from torchao.optim import adam  # takes a second, and may be missing
+    except ImportError:
+        raise TechniqueError(f"adam-state-{kind} needs torchao: pip install 'castwise[fp8]'") from None
+    base: Any = getattr(adam, _KINDS[kind])
+
+    class AdamWithState(base):  # type: ignore[misc]
+        def step(self, closure: Callable[[], float] | None = None) -> float | None:
+            for group in self.param_groups:  # as a schedule or the user's loop may write numbers
+                if not isinstance(group["lr"], Tensor):
+                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+            found: float | None = super().step(closure)
+            return found
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            for values in self.state.values() if kind == "bf16" else ():  # which torch made of the weights' type
+                for name, value in values.items():
+                    if value.dim() and self._new_buffer(value, True).dtype == torch.bfloat16:
+                        values[name] = value.bfloat16()
+
+    if kind == "bf16":
+        AdamWithState._subclass_zeros = staticmethod(_bfloat16_zeros)
+    AdamWithState.__name__ = f"Adam with a state in {kind}"
+    return AdamWithState
+
+
+def _bfloat16_zeros(weight: Tensor, _signed: bool, _block_size: int) -> Tensor:
+    return torch.zeros_like(weight, dtype=torch.bfloat16)

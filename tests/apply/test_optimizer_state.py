@@ -1,0 +1,146 @@
+"""Adam's state in fewer bits, and weights that are rounded stochastically, in plain loops on the CPU."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+
+from castwise.apply.applied import Applied, apply
+from castwise.apply.precision import round_stochastically
+from castwise.apply.techniques.optimizer_state import keep_state_in
+from castwise.errors import TechniqueError, UsageError
+from castwise.registry.techniques import loops_with_states
+
+STATES = ("bf16", "8-bit", "fp8", "4-bit")
+TENSORS = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+
+def train(applied: Applied, num_steps: int, *, seed: int = 0) -> list[float]:
+    torch.manual_seed(seed)
+    losses = []
+    for _ in range(num_steps):
+        with applied.autocast():
+            loss = (applied.model(TENSORS) - TENSORS.roll(1, 1)).square().mean()
+        applied.backward(loss)
+        applied.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_stochastic_rounding_is_unbiased_and_takes_the_two_numbers_next_to_a_value() -> None:
+    torch.manual_seed(0)
+    for value in (1.001, -3.3337, 1e-20, 0.1):
+        rounded = round_stochastically(torch.full((10_000,), value))
+        assert torch.equal(rounded, rounded.bfloat16().float())
+        below, above = sorted(set(rounded.tolist()))
+        assert below < value < above
+        standard_error = rounded.double().std() / 100
+        assert abs(rounded.double().mean() - value) < 4 * standard_error
+    exact = torch.tensor([0.0, -0.0, 1.0, -2.5, torch.inf, -torch.inf])
+    assert torch.equal(round_stochastically(exact), exact)
+    assert round_stochastically(torch.tensor([torch.nan])).isnan().all()
+
+
+def test_small_updates_move_weights_in_the_mean() -> None:
+    """They are less than half of the distance between two numbers of bfloat16 at 1: 2 ** -8."""
+    moved = {}
+    for precision in ("bf16-true", "bf16-sr", "fp32"):
+        model = nn.Linear(1, 4096, bias=False)
+        nn.init.ones_(model.weight)
+        applied = apply(model, SGD(model.parameters(), lr=2.0**-10), precision=precision)
+        torch.manual_seed(0)
+        for _ in range(64):
+            applied.backward(applied.model(torch.ones(1, 1)).sum())
+            applied.step()
+        moved[precision] = 1 - model.weight.detach().float().mean().item()
+    assert moved["bf16-true"] == 0
+    assert moved["fp32"] == pytest.approx(2.0**-4)
+    assert moved["bf16-sr"] == pytest.approx(2.0**-4, rel=0.02)
+
+
+def test_copies_of_weights_last_for_an_update() -> None:
+    model = net()
+    applied = apply(model, AdamW(model.parameters()), precision="bf16-sr")
+    held = applied._weights._held  # type: ignore[attr-defined]
+    train(applied, 2)
+    assert len(held) == 2 * len(list(model.parameters()))
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in held)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("precision", ["bf16-sr", "fp32"])
+@pytest.mark.parametrize("state", ["", *STATES])
+def test_it_trains_like_float32_and_a_saved_run_goes_on_bit_for_bit(precision: str, state: str) -> None:
+    techniques = (f"adam-state-{state}",) if state else ()
+    model = net()
+    applied = apply(model, AdamW(model.parameters(), lr=1e-3), precision=precision, techniques=techniques)
+    losses = train(applied, 30)
+    plain = train(apply(other := net(), AdamW(other.parameters(), lr=1e-3), precision="fp32"), 30)
+    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] == pytest.approx(plain[-1], rel=0.6 if state == "4-bit" else 0.05)
+    file = io.BytesIO()
+    torch.save(applied.state_dict(), file)
+    file.seek(0)
+    going_on = train(applied, 5, seed=3)
+    again = apply(fresh := net(), AdamW(fresh.parameters(), lr=1e-3), precision=precision, techniques=techniques)
+    again.load_state_dict(torch.load(file, weights_only=False))
+    assert train(again, 5, seed=3) == going_on
+
+
+def test_schedules_hooks_and_groups_stay() -> None:
+    model, seen = net(), []
+    first, last = model[0].parameters(), model[2].parameters()
+    optimizer = Adam([{"params": first}, {"params": last, "lr": 0.0, "weight_decay": 0.1}], lr=1e-2, betas=(0.8, 0.9))
+    keep_state_in(optimizer, "8-bit")
+    optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    before = copy.deepcopy(model.state_dict())
+    model(TENSORS).sum().backward()
+    optimizer.step()
+    schedule.step()
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.005)
+    optimizer.param_groups[0]["lr"] = 0.25  # as loops by hand do
+    optimizer.step()
+    assert len(seen) == 2
+    assert torch.equal(model[2].weight, before["2.weight"])
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    assert optimizer.param_groups[1]["betas"] == (0.8, 0.9)
+
+
+def test_what_has_no_such_state_is_refused() -> None:
+    model = net()
+    stepped = Adam(model.parameters())
+    model(TENSORS).sum().backward()
+    stepped.step()
+    for optimizer, why in (
+        (SGD(model.parameters()), "is for torch's Adam and AdamW; this is SGD"),
+        (stepped, "it has stepped"),
+        (Adam(model.parameters(), maximize=True), "it maximizes"),
+    ):
+        with pytest.raises(TechniqueError, match=why):
+            keep_state_in(optimizer, "8-bit")
+
+
+def test_without_torchao_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
+    with pytest.raises(TechniqueError, match=r"adam-state-4-bit needs torchao: pip install 'castwise\[fp8\]'"):
+        keep_state_in(Adam(net().parameters()), "4-bit")
+
+
+def test_states_are_crossed_with_loops() -> None:
+    assert loops_with_states(("none", "compile"), ("fp32", "8bit")) == (
+        "none",
+        "adam-state-8-bit",
+        "compile",
+        "compile+adam-state-8-bit",
+    )
+    with pytest.raises(UsageError, match="No optimizer state named '3bit'"):
+        loops_with_states(("none",), ("3bit",))
