@@ -17,6 +17,11 @@ from castwise.report.files import SelectionOptions, find, write_report
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"
+# A group is closed until someone opens it.
+_SHOW = """element => {
+    for (let each = element; each; each = each.parentElement) if (each.localName === "details") each.open = true;
+    element.scrollIntoView({behavior: "instant"});
+}"""
 WIDE, NARROW = {"width": 1280, "height": 1000}, {"width": 360, "height": 780}
 
 
@@ -35,7 +40,7 @@ def _take(out: Path) -> None:
     path = next(found for name in ("chromium", "google-chrome") if (found := shutil.which(name)))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         files = {}
-        for name in ("trials", "suites/full", "scaling", "tune/resnet50"):
+        for name in ("trials", "suites/full"):
             files[name] = Path(folder) / f"{name.replace('/', '-')}.html"
             write_report(find([RECORDS / name], SelectionOptions()), files[name])
         files["compared"] = Path(folder) / "compared.html"
@@ -47,19 +52,14 @@ def _take(out: Path) -> None:
             ("report-topic", "trials", WIDE, "light", "[id^=resnet50][id$=-b256]"),
             ("report-narrow", "trials", NARROW, "dark", ""),
             ("report-runs", "suites/full", WIDE, "dark", "[id^=wrn-28-10]"),
-            ("report-scaling", "scaling", WIDE, "light", "details.group"),
-            ("report-ladder", "tune/resnet50", WIDE, "light", "[id$=-ladder]"),
             ("compare-chart", "compared", WIDE, "light", ""),
         ):
             page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
             page.goto(files[page_of].as_uri())
             page.locator("html[data-ready]").wait_for(state="attached")
             if anchor:
-                page.locator(anchor).first.evaluate("element => element.scrollIntoView({behavior: 'instant'})")
-            if name == "report-ladder":
-                page.locator(anchor).screenshot(path=out / f"{name}.png")
-            else:
-                page.screenshot(path=out / f"{name}.png")
+                page.locator(anchor).first.evaluate(_SHOW)
+            page.screenshot(path=out / f"{name}.png")
             print(out / f"{name}.png")
         browser.close()
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import aa
 import accuracy_tables
@@ -26,6 +27,7 @@ import torch
 from own_script import picture
 from stored import RECORDS
 
+from castwise.analysis.decide import decide
 from castwise.orchestrator.machine import detect_machine
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_fit import why_unsupported
@@ -47,6 +49,21 @@ def test_the_pictures_are_up_to_date() -> None:
     for name, text in hero.pictures():
         assert (hero.IMAGES / name).read_text() == text
     assert picture.TARGET.read_text() == picture.draw()
+
+
+def test_pictures_show_their_figures_and_suit_a_dark_page() -> None:
+    for path in hero.IMAGES.glob("*.svg"):
+        ElementTree.parse(path)
+        assert path == picture.TARGET or "prefers-color-scheme:dark" in path.read_text(), path.name
+    bars = (hero.IMAGES / "speedups.svg").read_text()
+    search = search_tables.searches()["gpt2"]
+    alone = max(row["total_speedup"] for row in search["rows"] if row["techniques"] == "none" and row["total_speedup"])
+    for figure in (1, alone, search_tables.fastest_row(search)["total_speedup"]):
+        assert re.search(rf">{figure:.1f}×|>{figure:g}×", bars)
+    table = (hero.IMAGES / "precisions.svg").read_text()
+    taken = [advice.precision for advice in decide(list(tables.rows("trials"))) if advice.decision == "take"]
+    assert table.count('stroke-width="2"') >= len(taken) > 5
+    assert "✕" in table
 
 
 def test_no_document_has_an_empty_table() -> None:
