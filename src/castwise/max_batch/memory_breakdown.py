@@ -87,8 +87,8 @@ def why_not_halved(base: MemoryBreakdown, other: MemoryBreakdown) -> str:
         if before == 0:
             return f"{title}: {format_bytes(now)} more"
         if abs(now / before - 1) <= _NEAR:
-            return f"{title}: {format_bytes(now)} as in fp32"
-        return f"{title}: {format_bytes(now)} after {format_bytes(before)} ({now / before:.2f} times)"
+            return f"{title}: {format_bytes(now)}, as in fp32"
+        return f"{title}: from {format_bytes(before)} to {format_bytes(now)}"
 
     excess = other.seen_bytes - whole / 2
     if excess <= _NEAR * whole:
@@ -99,8 +99,8 @@ def why_not_halved(base: MemoryBreakdown, other: MemoryBreakdown) -> str:
     }
     named = [name for name, above in above_half.items() if above >= _WORTH_NAMING * excess]
     named.sort(key=lambda name: above_half[name], reverse=True)
-    more = "more than fp32" if ratio > 1 else "more than half"
-    return f"{head}. What makes it {more}: {'; '.join(change(name) + _reason(other.trial, name) for name in named)}."
+    question = "Why more" if ratio > 1 else "Why not half"
+    return f"{head}. {question}: {'; '.join(change(name) + _reason(other.trial, name) for name in named)}."
 
 
 def _reason(trial: Trial, name: str) -> str:
@@ -117,7 +117,7 @@ def _reason(trial: Trial, name: str) -> str:
         "masters_bytes": ", of which fp32 has none",
         "weight_casts_bytes": ", of which fp32 has none",
         "batches_bytes": ", cast in the step and not before",
-        "saved_bytes": ", some of them in float32 still, or in both dtypes",
+        "saved_bytes": ", because some stay in float32, or in both dtypes",
         "process_bytes": ", libraries and what was freed and not given back",
     }
     return reasons.get(name, "")

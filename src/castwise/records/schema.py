@@ -385,9 +385,9 @@ class TelemetrySummary(FrozenModel):
     """What GPU and host did while one block or epoch was timed, as the parent process saw it.
 
     Clocks and power are from the samples taken while it ran, or from those just before and just after if it was too
-    short. Of several GPUs, clocks, PCIe and samples are those of the GPU with the lowest, the temperature is that of
-    the hottest, and the rest is of all together. Power and energy are there only if they are known for each. Older
-    records have one GPU, the first of several.
+    short. Of several GPUs there are the lowest clock, PCIe link and number of samples, the highest temperature, and
+    totals for the rest. Power and energy are there only if they are known for each GPU. Older records have the first
+    GPU alone.
     """
 
     seconds: float  # from the sample just before to the one just after, by the host's clock
