@@ -16,7 +16,9 @@ from stored import RECORDS, load
 
 from castwise.analysis.decide import WORTHWHILE, decide
 from castwise.analysis.result_table import Row, rows_of_steps
+from castwise.cli.compare import CompareOptions, compare_folders
 from castwise.registry.precisions import PRECISIONS
+from castwise.report.charts.machines import pictures_of_machines
 from castwise.report.charts.registry import pictures_of
 from castwise.report.charts.svg import escape, nice_ticks, path, text
 from castwise.report.files import SelectionOptions, find
@@ -35,6 +37,7 @@ _CHARTS = {
     "tune-ladder.svg": ("tune/resnet50", "resnet50-ladder.svg"),
     "why-profile.svg": ("why", "resnet50-profile.svg"),
 }
+_COMPARED = ("why", "trials/nvidia-h200-68f0f403")  # of an H100 and an H200
 _WIDTH, _HEAD, _LINE = 900, 96, 27
 _DEFAULT, _ALONE, _TUNED, _SLOWER = "#8c959f", "#9fc5e8", "#0969da", "#cf222e"
 # Each colour on a dark page: those of the report's page, and of the two pictures that are drawn here.
@@ -57,6 +60,9 @@ def pictures() -> Iterator[tuple[str, str]]:
             found = find([RECORDS / folder], SelectionOptions())
             charts[folder] = dict(pictures_of(found.collection, found.file_of))
         yield name, for_dark_pages(charts[folder][file])
+    machines = tuple(str(RECORDS / each) for each in _COMPARED)
+    compared = compare_folders(CompareOptions(machines=machines, results=RECORDS))
+    yield "compare.svg", for_dark_pages(dict(pictures_of_machines(compared.comparison, compared.file_of))["ratios.svg"])
 
 
 def for_dark_pages(svg: str) -> str:

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
@@ -39,8 +40,11 @@ from castwise.analysis.causes import diagnose
 from castwise.analysis.decide import decide
 from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, rows_of_steps
+from castwise.errors import UsageError
 from castwise.records.schema import Trial
+from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import precision_sort_key
+from castwise.registry.published import find_published
 from castwise.registry.suites import find_suite, is_search, specs_of
 from castwise.registry.workloads import find_workload
 from castwise.show import presentation, run_report, why_report
@@ -131,6 +135,62 @@ def fp8(_: str) -> str:
         places |= dict.fromkeys([_place(base)])
     heading = " | ".join(("workload | width | batch | bf16-mixed", *FP8, "FLOPs in FP8 | SQNR, dB"))
     return "\n".join(["; ".join(places), "", *markdown(heading, "lrrrrrrrr", cells)]) + "\n"
+
+
+# Those that people ask about, and the names that they use; rows of the registry of GPUs.
+ASKED = {
+    "Tesla T4": "T4",
+    "Tesla P100-PCIE-16GB": "P100",
+    "Tesla V100-SXM2-16GB": "V100",
+    "NVIDIA GeForce GTX 1080 Ti": "GTX 1080 Ti",
+    "NVIDIA GeForce RTX 2080 Ti": "RTX 20 (2080 Ti)",
+    "NVIDIA TITAN RTX": "Titan RTX",
+    "NVIDIA GeForce RTX 3090": "RTX 30 (3090)",
+    "NVIDIA GeForce RTX 4090": "RTX 40 (4090)",
+    "NVIDIA GeForce RTX 5090": "RTX 50 (5090)",
+    "NVIDIA A10": "A10",
+    "NVIDIA A10G": "A10G",
+    "NVIDIA L4": "L4",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA B200": "B200",
+    "AMD Instinct MI300X": "MI300X",
+}
+
+
+def my_gpu(_: str) -> str:
+    """Return what to try first on a GPU by its hardware, how much its peaks allow, and what was measured there."""
+    cells = []
+    for name, words in ASKED.items():
+        gpu = find_gpu_model(name)
+        assert gpu is not None
+        peaks, has_tensor_cores = gpu.peaks, gpu.capability is None or gpu.capability >= (7, 0)
+        first = "bf16-mixed" if peaks["bf16"] else "fp16-mixed" if has_tensor_cores else "fp32"
+        fastest = peaks["bf16"] or peaks["fp16"]
+        most = [f"{fastest / rate:.2g}×" if fastest and (rate := peaks[of]) else "–" for of in ("fp32", "tf32")]
+        float8 = "yes" if peaks["fp8"] and gpu.capability else "–"
+        cells.append((words, f"{gpu.memory_gigabytes} GB", f"`{first}`", *most, float8, _measured_on(name, words)))
+    heading = "GPU | memory | try first | at most × fp32 | at most × TF32 | FP8 | measured"
+    return "\n".join(markdown(heading, "lrlrrll", cells)) + "\n"
+
+
+def _measured_on(gpu: str, words: str) -> str:
+    """Return the gains of what castwise advises on a GPU, or those of 16 bits in published training runs."""
+    own = [row for folder in ("trials", "transformers") for row in rows(folder) if row.trial.environment.gpu == gpu]
+    gains = [each.over_default.value if each.over_default else 1.0 for each in decide(own)]
+    what = f"the default, {len(gains)} models"
+    if not gains:
+        with suppress(UsageError):  # nothing is published of most
+            what = "fp32, published"
+            gains = [
+                each.baseline.seconds / each.published.seconds
+                for each in find_published(words.rpartition("(")[2].rstrip(")")).figures
+                if each.baseline and each.baseline.seconds and each.published.seconds
+            ]
+    ends = dict.fromkeys(f"{end:.1f}" for end in (min(gains, default=0.0), max(gains, default=0.0)))
+    return f"{' to '.join(ends)}× {what}" if gains else "–"
 
 
 def compile_times(_: str) -> str:
@@ -271,6 +331,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,
+    "my_gpu": my_gpu,
     "compile_times": compile_times,
     "answers": answers,
     "coverage": lambda name: coverage.table(RECORDS / "coverage" / f"{name}.json"),

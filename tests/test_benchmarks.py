@@ -29,8 +29,9 @@ from stored import RECORDS
 
 from castwise.analysis.decide import decide
 from castwise.orchestrator.machine import detect_machine
-from castwise.registry.precisions import find_precision
-from castwise.registry.technique_fit import why_unsupported
+from castwise.registry import technique_fit
+from castwise.registry.gpus import find_gpu_model
+from castwise.registry.precisions import Hardware, find_precision, why_emulated, why_unsupported
 from castwise.registry.techniques import parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -64,6 +65,19 @@ def test_pictures_show_their_figures_and_suit_a_dark_page() -> None:
     taken = [advice.precision for advice in decide(list(tables.rows("trials"))) if advice.decision == "take"]
     assert table.count('stroke-width="2"') >= len(taken) > 5
     assert "✕" in table
+
+
+def test_what_to_try_first_on_a_gpu_runs_there_at_full_speed() -> None:
+    rows = re.findall(r"^\| (\S.*?) \| \d+ GB \| `(\S+)` \|.*\| (.+) \|$", tables.my_gpu(""), re.MULTILINE)
+    tried, measured = ({row[0]: row[place] for row in rows} for place in (1, 2))
+    assert (tried["T4"], tried["P100"], tried["A100"]) == ("fp16-mixed", "fp32", "bf16-mixed")
+    assert "published" in measured["T4"]
+    assert "the default" in measured["H200"]
+    for name, words in tables.ASKED.items():
+        gpu = find_gpu_model(name)
+        assert gpu is not None
+        hardware, row = Hardware(name, gpu.capability or (8, 0)), find_precision(tried[words])
+        assert (why_unsupported(row, hardware), why_emulated(row, hardware)) == (None, None), words
 
 
 def test_no_document_has_an_empty_table() -> None:
@@ -201,7 +215,7 @@ def test_loop_of_castwise_beside_one_by_hand_is_a_valid_trial(name: str) -> None
         device="cuda:0",
         techniques=parse_techniques(row.techniques),
     )
-    assert why_unsupported(spec, (9, 0)) is None
+    assert technique_fit.why_unsupported(spec, (9, 0)) is None
 
 
 @pytest.mark.slow

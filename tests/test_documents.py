@@ -29,7 +29,7 @@ DOCUMENTS = [
 ]
 DOCUMENTS.append(ROOT / "benchmarks" / "README.md")
 MOST_WORDS = 24_000
-MOST_WORDS_OF_METHOD = 1_500
+MOST_WORDS_OF_A_PAGE, MOST_WORDS_OF_METHOD = 2_500, 1_500
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -132,7 +132,15 @@ def words_of(path: Path) -> int:
 def test_documents_stay_short_enough_to_be_read() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
     assert sum(map(words_of, pages)) <= MOST_WORDS
+    assert max(map(words_of, pages)) <= MOST_WORDS_OF_A_PAGE
     assert words_of(ROOT / "docs" / "method.md") <= MOST_WORDS_OF_METHOD
+
+
+def test_every_command_has_a_picture_on_its_page() -> None:
+    part = (ROOT / "mkdocs.yml").read_text().partition("- Commands:\n")[2].partition("- Reference:")[0]
+    pages = re.findall(r"[\w-]+\.md", part)
+    assert len(pages) > 5
+    assert not [name for name in pages if "](images/" not in (ROOT / "docs" / name).read_text()]
 
 
 def test_every_warning_has_its_cause_and_what_to_do() -> None:
@@ -200,6 +208,19 @@ def test_no_page_of_the_site_scrolls_sideways(site: Path, browser_path: str) -> 
         browser.close()
 
 
+# What people type, and the title of a page that is among the first three then.
+_FOUND_BY = {
+    "undecided": "Troubleshooting",
+    "nan": "My loss is NaN",
+    "rent": "Which GPU should I rent?",
+    "faq": "FAQ",
+    "colab": "What should I use on my GPU?",
+    "mac": "What should I use on my GPU?",
+    "channels_last": "It is not faster",
+    "out of memory": "It does not fit",
+}
+
+
 @site_group
 def test_site_opens_and_searches_without_a_server_or_a_network(site: Path, browser_path: str) -> None:
     requests: list[str] = []
@@ -208,9 +229,11 @@ def test_site_opens_and_searches_without_a_server_or_a_network(site: Path, brows
         page = browser.new_page()
         page.on("request", lambda request: requests.append(request.url))
         page.goto((site / "index.html").as_uri())
-        page.keyboard.press("/")
-        page.keyboard.type("undecided")
-        page.wait_for_selector(".md-search-result__item >> text=Troubleshooting")
+        for words, title in _FOUND_BY.items():
+            page.goto((site / "index.html").as_uri())
+            page.keyboard.press("/")
+            page.keyboard.type(words)
+            page.wait_for_selector(f".md-search-result__item:nth-child(-n+3) h1 >> text={title}")
         browser.close()
     assert requests
     assert not [url for url in requests if not url.startswith(("file:", "blob:", "data:"))]
