@@ -90,8 +90,9 @@ def _speedups() -> str:
         for value, colour in ((total, _TUNED), (best, _ALONE), (1, _DEFAULT)):
             parts.append(f'<rect x="{left}" y="{top}" width="{value * scale:.1f}" height="18" fill="{colour}"/>')
         inside = (best - 1) * scale > 24 or best - 1 > total - best  # else the figure stands in the dark part
-        x, anchor = (left + best * scale - 4, "end") if inside else (left + max(best, 1) * scale + 5, "")
-        parts.append(text(round(x, 1), top + 13, f"{best:.1f}×", anchor, 12, INK if inside else PAGE))
+        x, anchor = (left + best * scale - 2, "end") if inside else (left + max(best, 1) * scale + 5, "")
+        size = 10 if inside and (best - 1) * scale < 28 else 12  # a narrow part has room for small figures
+        parts.append(text(round(x, 1), top + 13, f"{best:.1f}×", anchor, size, INK if inside else PAGE))
         gpu = short_name(search["environment"]["gpu"])
         parts += [
             text(left - 48, top + 14, search["workload"], "end", 14),
