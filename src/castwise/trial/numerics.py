@@ -323,7 +323,7 @@ def _compare(
         write(carried)
         with trail.compute(is_exact=False):
             found = _observe(spec, step, owners, batch)
-    has_updates = row.param_dtype != "float32" and not row.master_weights
+    has_updates = row.param_dtype != "float32" and not row.steps_copies  # stochastic rounding loses none in the mean
     lost = _lost_updates(step, owners) if has_updates else {}
     for title, names in _rows_of(owners).items():
         weights = (weight for name in names for weight in owners[name].parameters(recurse=False))
