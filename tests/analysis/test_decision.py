@@ -183,7 +183,7 @@ GRAPH = {"techniques": ("compile", "cuda-graph"), "data_set": "mnist"}
 TWO_GPUS = {"world_size": 2, "parallelism": "dp", "device": "cuda:1"}
 COMMANDS: dict[str, tuple[list[Trial], str]] = {
     "those that may be faster": (
-        [*rounds(FP32, at("tf32", 0.5), gains=(1, 1.01, 1)), at("bf16-mixed", 2), at("bf16-true", 3)],
+        [*rounds(FP32, at("tf32", 0.5), gains=(1, 1.01, 1)), at("bf16-mixed", 1.9), at("bf16-true", 3)],
         "castwise run resnet50 --precision fp32,bf16-mixed --batch-size 256",
     ),
     "the reference first": (
@@ -195,7 +195,7 @@ COMMANDS: dict[str, tuple[list[Trial], str]] = {
         "castwise run resnet50 --precision tf32,bf16-mixed --batch-size 256",
     ),
     "loop and data": (
-        [at("fp32", 1, **GRAPH), at("tf32", 2, **GRAPH)],
+        [at("fp32", 1, **GRAPH), at("tf32", 1.9, **GRAPH)],
         "castwise run resnet50 --precision fp32,tf32 --batch-size 256 --techniques compile+cuda-graph --data-set mnist",
     ),
     "on a CPU": (
@@ -203,11 +203,11 @@ COMMANDS: dict[str, tuple[list[Trial], str]] = {
         "castwise run resnet50 --precision fp32,bf16-mixed --batch-size 256 --device cpu",
     ),
     "GPUs": (
-        [at("fp32", 1, **TWO_GPUS), at("tf32", 2, **TWO_GPUS)],
+        [at("fp32", 1, **TWO_GPUS), at("tf32", 1.9, **TWO_GPUS)],
         "castwise run resnet50 --precision fp32,tf32 --batch-size 256 --gpus 2 --parallelism dp --device cuda:1",
     ),
     "a loss scale": (
-        [FP32, at("fp16-mixed", 2), at("fp16-mixed", 2, loss_scale="128")],
+        [FP32, at("fp16-mixed", 1.9), at("fp16-mixed", 1.9, loss_scale="128")],
         "castwise run resnet50 --precision fp32,fp16-mixed --batch-size 256 --loss-scale dynamic,128",
     ),
     "a path with a space": (
@@ -330,7 +330,11 @@ def test_what_is_clear_after_one_process_is_said() -> None:
         assert "one run" not in advise(*rounds(FP32, at("bf16-mixed", speed))).sentence
         disturbed = at("bf16-mixed", speed).model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
         assert once(FP32, disturbed).decision == "undecided", "equal loops on a busy CPU differ by as much"
-        assert advise(FP32, at("bf16-mixed", speed)).decision == "undecided", "they did not run side by side"
+        alone = [FP32, at("bf16-mixed", speed)]
+        assert advise(*alone).decision == once(*alone).decision, "as in old records, which have no sessions"
+        assert advise(on_cpu("fp32", 1), on_cpu("bf16-mixed", 2.1)).decision == "undecided", "not side by side on a CPU"
+    slow_block = fake_trial(fake_spec("fp32"), step_seconds=(0.09, 0.1, 0.1, 0.1))
+    assert advise(slow_block, at("bf16-mixed", 2.1)).decision == "undecided", "a block of fp32 took 1.9 times as long"
     much = at("bf16-mixed", 9).model_copy(update={"readings": disturbed.readings})
     assert (once(FP32, much).decision, advise(FP32, much).decision) == ("take", "undecided")
 

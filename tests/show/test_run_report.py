@@ -217,7 +217,7 @@ def test_a_process_in_another_mode_is_a_note_and_how_likely_none_is_seen_is_a_de
 def test_the_answer_says_why_and_how_sure() -> None:
     text = printed([*JOB, *twice("fp16-master", 0.0995)], 160)
     assert "\n  Why: fp16-master +0.5 %: within 3 %, so the simpler one.\n  How sure: 2 runs each.\n    import " in text
-    undecided = printed([FP32[0], BF16[0]]).splitlines()
+    undecided = printed([FP32[0], trial("bf16-mixed", 0.19)]).splitlines()
     command = next(line for line in undecided if line.startswith("    castwise run resnet50 "))
     assert undecided[undecided.index(command) + 1] == "  How sure: one run."
     assert sum("castwise run" in line for line in undecided) == 1
@@ -370,7 +370,7 @@ def test_json_has_rows_advice_and_whole_trials() -> None:
     assert [each.model_dump_json() for each in trials] == [each.model_dump_json() for each in JOB]
     for loss in (math.inf, -math.inf):
         assert as_json([fake_trial(losses=(loss,))])["rows"][0]["final_loss"] == str(loss)
-    (undecided,) = as_json([FP32[0], BF16[0]])["advice"]
+    (undecided,) = as_json([FP32[0], trial("bf16-mixed", 0.19)])["advice"]
     assert (undecided["decision"], undecided["precision"], undecided["code"]) == ("undecided", None, None)
     assert undecided["command"].startswith("castwise run resnet50 ")
     assert as_json([]) == {"schema_version": SCHEMA_VERSION, "rows": [], "warnings": [], "advice": [], "trials": []}

@@ -21,7 +21,7 @@ from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate, strays_among
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
-from castwise.analysis.steady_metrics import peak_allocated_bytes
+from castwise.analysis.steady_metrics import block_means, peak_allocated_bytes
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.analysis.warnings import mean_reading, warnings_of_all
 from castwise.records.schema import Epoch, Trial
@@ -666,6 +666,7 @@ def one_process_shows(
     beyond a larger one if the machine was disturbed or there is no interval. On a GPU blocks that vary disturb nothing
     else: the interval has that. Each process beside the baseline shows
     that it is faster. If one shows that it is slower, the others need only be slower: nothing depends on by how much.
+    Old records have no sessions. On a GPU they show it by each block of one beside each of the other.
 
     Args:
         baselines: The trials of the baseline.
@@ -674,13 +675,13 @@ def one_process_shows(
         units: How many times as many units as the baseline's a step has, on a batch of another size.
     """
     ratios, shown = list[float](), list[Literal["faster", "slower"] | None]()
+    is_apart = {trial.session_id for trial in (*baselines, *trials)} == {None}
     for trial in trials:
         if (alone := speedup_estimate(baselines, [trial])) is None:
             continue
-        value, needed = alone.value * units, beyond
+        value, needed = alone.value * units, max(beyond, CLEAR * is_apart)
         low = high = value
-        beside = [other for other in baselines if other.session_id == trial.session_id is not None]
-        blocks = session_speedup_estimate(beside, [trial])
+        beside, blocks = _blocks_beside(baselines, trial, alone, is_apart=is_apart)
         doubts = set(doubts_of([*beside, trial])) - ({"noisy"} if trial.spec.device_type == "cuda" else set())
         if blocks is None or not _is_known(blocks) or doubts:
             needed = max(beyond, _CLEAR_WITH_DOUBTS)
@@ -696,6 +697,19 @@ def one_process_shows(
     if "slower" in shown and max(ratios) <= 1:
         return "slower"
     return "faster" if set(shown) == {"faster"} and min(ratios) > 1 else None
+
+
+def _blocks_beside(
+    baselines: Sequence[Trial], trial: Trial, ratio: Estimate, *, is_apart: bool
+) -> tuple[list[Trial], Estimate | None]:
+    """Return the baselines beside a trial, and the ratio with the interval, or else the range, over their blocks."""
+    if is_apart and trial.spec.device_type == "cuda" and not doubts_of([*baselines, trial]):
+        before, after = [mean for other in baselines for mean in block_means(other)], block_means(trial)
+        share = ratio.value * statistics.median(after) / statistics.median(before)
+        low, high = share * min(before) / max(after), share * max(before) / min(after)
+        return list(baselines), Estimate(ratio.value, low, high, 1)
+    beside = [other for other in baselines if other.session_id == trial.session_id is not None]
+    return beside, session_speedup_estimate(beside, [trial])
 
 
 def _is_emulated(trial: Trial) -> bool:
