@@ -109,6 +109,7 @@ class ReportKeywords(TypedDict, total=False):
     charts: _PathLike | None
     workload: str | Sequence[str] | None
     precision: str | Sequence[str] | None
+    example: bool
 
 
 class ModelKeywords(TypedDict, total=False):

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from fake_records import every_kind, many, other_machine, poisoned, steady, stor
 from programs import run_fake_cli
 
 from castwise.records.store import Store
+from castwise.report import files
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "records"
 
 
 @pytest.fixture
@@ -38,6 +42,22 @@ def test_a_report_is_one_file_that_loads_nothing(
     assert '<link rel="stylesheet' not in page
     assert str(tmp_path) not in page
     assert {path.name for path in Path().iterdir()} == {"castwise-report.html", "castwise-results"}
+
+
+def test_the_example_is_real_and_small(command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    without = command("report")
+    assert without.code == 2
+    assert "castwise report --example" in without.err
+    assert command("report", "--example").code == 0
+    page = Path("castwise-example.html").read_text(encoding="utf-8")
+    assert all(each in page for each in ("3.66×", "bf16-master", "Limited by", "H100"))
+    assert command("report", "--example", tmp_path).code == 2
+
+    shipped = list(Path(files.__file__).with_name("example").glob("*.json"))
+    measured = {path.name: path for path in BENCHMARKS.rglob("*.json")}
+    assert all(path.read_bytes() == measured[path.name].read_bytes() for path in shipped)
+    assert sum(len(zlib.compress(path.read_bytes())) for path in shipped) < 200_000, "in the wheel"
 
 
 def test_the_same_records_give_the_same_page(command: CommandLine, results: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ castwise finds the fastest precision for training your model on this machine.
   castwise why -- python train.py   why one is no faster
   castwise run FILE.py:build        your own model, without its script
   castwise tune FILE.py:build       the fastest training loop for it
-  castwise report                   what was measured, as a page with charts
+  castwise report                   charts of what was measured (or --example)
 
 `castwise init FILE.py` writes a model of your own to start from.
 `castwise --help` shows every command, `castwise run --help` its options.

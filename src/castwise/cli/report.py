@@ -19,9 +19,10 @@ Examples:
     castwise report h200/ -o report.md           Markdown, for a pull request
     castwise report h200/ --format table         tables in the terminal
     castwise report h200/ --charts figures/      every chart as SVG
+    castwise report --example                an H100's records, without measuring
 """
 
-_DEFAULT_REPORT = Path("castwise-report.html")
+_DEFAULT_REPORT, _EXAMPLE = Path("castwise-report.html"), Path("castwise-example.html")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
 
         show(output.format, present(found.collection, wide=output.format == "markdown"))
     elif options.output is not None or options.charts is None:
-        path = options.output or _DEFAULT_REPORT
+        path = options.output or (_EXAMPLE if options.example else _DEFAULT_REPORT)
         size = write_report(found, path, options.title)
         say(f"{path}: {pluralize(len(found.collection.trials), 'trial')}, {format_size(size)}")
     if options.charts is not None:

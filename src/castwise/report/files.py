@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from castwise.records.schema import Trial
     from castwise.report.collection import Collection, FileOf
 
+_HINT = f"`castwise run` writes them to '{DEFAULT_RESULTS}'. `castwise report --example` shows a page of others."
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
@@ -67,6 +69,17 @@ class ReportOptions(ChartOptions, RecordsOptions):
         Path | None, Option("The file to write: .html or .md.", "Output", flags=("--output", "-o"), metavar="FILE")
     ] = None
     title: Annotated[str | None, Option("The report's title; else the answer.", "Output")] = None
+    example: Annotated[
+        bool, Option("Take records of an H100 that come with castwise, to see what a report is.", "Records")
+    ] = False
+
+    def folders(self, command: str) -> Sequence[Path]:
+        """Return what `RecordsOptions` does, or the folder of the example."""
+        if not self.example:
+            return super().folders(command)
+        if self.records is not None:
+            raise UsageError("--example has records of its own. Leave yours out.")
+        return (Path(__file__).with_name("example"),)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def find(paths: Sequence[Path], selection: SelectionOptions) -> Found:
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
-            raise UsageError(f"There is no folder or file '{path}'.")
+            raise UsageError(f"There is no folder or file '{path}'." + (f" {_HINT}" if path == DEFAULT_RESULTS else ""))
         try:
             records, failed = read_records([path] if path.is_file() else sorted(path.rglob("*.json")))
         except OSError as error:
@@ -128,7 +141,7 @@ def _name_from(named: Path, file: Path) -> str:
 def _why_nothing(paths: Sequence[Path], problems: Sequence[tuple[str, str]]) -> str:
     where = ", ".join(f"'{path}'" for path in paths)
     if not problems:
-        return f"There are no records in {where}. `castwise run` writes them to '{DEFAULT_RESULTS}'."
+        return f"There are no records in {where}. {_HINT}"
     count = "The only JSON file" if len(problems) == 1 else f"None of the {len(problems)} JSON files"
     verb = "is none" if len(problems) == 1 else "is one"
     return f"There are no records in {where}. {count} there {verb}: '{problems[0][0]}': {problems[0][1]}."
