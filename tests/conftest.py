@@ -21,7 +21,7 @@ from fake_engine import FakeEngine
 from hypothesis import settings
 from programs import PATIENCE_SECONDS, Program, heed_signals
 
-from castwise.cli import app
+from castwise.cli import app, measuring
 from castwise.orchestrator import machine, processes
 from castwise.registry.datasets import DATA_VARIABLE
 from castwise.telemetry import sampler
@@ -122,12 +122,14 @@ class CommandLine:
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
     results: Path
+    moment_seconds: float = 3600.0  # after which a command says what it will measure
 
     def __call__(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
         """Run `castwise ARGUMENTS`."""
         engine = engine or FakeEngine()
         self.monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
         self.monkeypatch.setattr(sys, "argv", ["castwise", *map(str, arguments)])
+        self.monkeypatch.setattr(measuring, "MOMENT_SECONDS", self.moment_seconds)
         self.capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             app.main()

@@ -32,6 +32,7 @@ def main() -> None:
     sys.meta_path.insert(0, _NoTorch())
     from fake_engine import FakeEngine, announce_on, parse_faults
 
+    from castwise.cli import measuring
     from castwise.cli.app import main as castwise_main
     from castwise.orchestrator import machine
 
@@ -45,6 +46,7 @@ def main() -> None:
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    measuring.MOMENT_SECONDS = 3600.0
     try:
         castwise_main()
     finally:

@@ -8,14 +8,15 @@ import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, machine_with
 
 from castwise.errors import DataError, UsageError
+from castwise.orchestrator import job as job_module
 from castwise.orchestrator import machine as machine_module
-from castwise.orchestrator.job import Job, prepare, prepare_profiles
+from castwise.orchestrator.job import Job, outlook, prepare, prepare_profiles
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
-from castwise.registry.precisions import PRECISIONS
+from castwise.registry.precisions import PRECISIONS, Hardware
 from castwise.spec.options import RunOptions, WhyOptions
 from castwise.spec.trial import CPU_ROUND, CUDA_ROUND
 from castwise.spec.user_model import UserModel, UserWorkload
@@ -114,6 +115,34 @@ FAULTS = {
     "bf16-mixed": Fault("unsupported"),
     "fp16-true": Fault("nan"),
 }
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_gpu", "said"),
+    [
+        ({}, True, ""),
+        ({"device": "cuda:0"}, False, ""),
+        (
+            {},
+            False,
+            "Will measure fp32, bf16-mixed, fp16-mixed, bf16-true on a CPU for 75 s (--budget changes it). It emulates "
+            "fp16-mixed: expect no gain there.",
+        ),
+        (
+            {"workloads": ("python t.py",), "precisions": ("as-written", "bf16"), "budget_seconds": 9.0},
+            False,
+            "Will measure your script as written, bf16-mixed on a CPU.",
+        ),
+        ({"precisions": ("O2",), "device": "cpu", "rounds": 1}, True, "Will measure fp16-master on a CPU. It emulates "
+         "fp16-master: expect no gain there."),
+    ],
+)  # fmt: skip
+def test_what_a_cpu_will_measure_is_known_before_torch_is_there(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], has_gpu: bool, said: str
+) -> None:
+    monkeypatch.setattr(job_module, "may_have_gpu", lambda: has_gpu)
+    monkeypatch.setattr(job_module, "this_cpu", lambda: Hardware("a CPU", None, ("avx512_bf16",)))
+    assert outlook(RunOptions(**asked)) == said
 
 
 def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None:

@@ -7,6 +7,7 @@ from fake_engine import FakeEngine, fake_spec, fake_training, fake_trial
 from programs import wait_until
 from rich.console import Console
 
+from castwise.cli import measuring
 from castwise.orchestrator.runner import Listener
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS
@@ -178,6 +179,19 @@ def test_a_pipe_gets_a_line_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> 
             progress.phase(phase, 0.1)
             wait_until(lambda: said(console).count(phase) > 1, f"a line about {phase}")  # noqa: B023  called at once
     assert said(console).startswith("trial 1 of 2: resnet50 fp32 batch 256: warming up, ")
+
+
+def test_getting_ready_names_its_phase_and_what_will_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MOMENT_SECONDS", 0.01)
+    console = terminal(40)
+    progress = LiveProgress(console)
+    with measuring.looking(progress, "Measuring fp32 on a CPU."):
+        progress.phase("timing a step", 0.0)
+        wait_until(lambda: progress.has_outlook and "timing a step" in said(console), "the outlook and the phase")
+    with measuring.looking(progress, "again"):
+        pass
+    assert "Measuring fp32 on a CPU." in said(console)
+    assert "again" not in said(console)
 
 
 def test_a_run_prints_no_progress_wider_than_80_columns(command: CommandLine) -> None:

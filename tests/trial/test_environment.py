@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import castwise
-from castwise.apply import float8, hardware
+from castwise.apply import float8
 from castwise.apply.precision import read_fp32_precision
+from castwise.registry import precisions
 from castwise.trial.environment import read_environment
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None
     path = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         path.write_text(cpuinfo)
-    monkeypatch.setattr(hardware, "Path", lambda asked: path if asked == "/proc/cpuinfo" else Path(asked))
+    monkeypatch.setattr(precisions, "Path", lambda asked: path if asked == "/proc/cpuinfo" else Path(asked))
 
 
 def test_a_cpu_s_environment() -> None:

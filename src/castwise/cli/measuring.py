@@ -2,6 +2,7 @@
 
 import shlex
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +17,6 @@ from castwise.errors import UsageError
 from castwise.orchestrator.job import Job
 from castwise.orchestrator.machine import FindMachine, MachineChangedError, cached_machine, detect_machine
 from castwise.records.schema import Trial
-from castwise.registry.precisions import find_precision, why_emulated
 from castwise.show.progress import LiveProgress
 from castwise.show.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
@@ -24,6 +24,7 @@ from castwise.spec.options import DEFAULT_RESULTS, SharedOptions
 INTERRUPTED = 130
 FAILED = 1
 REPORT = "castwise report"
+MOMENT_SECONDS = 1.0  # what all being on record takes at most; then the outlook is printed. Source: chosen here
 
 _Result = TypeVar("_Result")
 _Found_co = TypeVar("_Found_co", covariant=True)
@@ -48,11 +49,6 @@ def exit_code(trials: Sequence[Trial]) -> int:
 def announce(job: Job) -> None:
     """Print what `announce_notes` does, and how many trials are on record, before a job starts."""
     announce_notes(job)
-    hardware = job.runner.environment.hardware
-    rows = (find_precision(name) for name in dict.fromkeys(spec.precision for spec in job.missing))
-    emulated = [row.name for row in rows if why_emulated(row, hardware) is not None]
-    if emulated:
-        say(f"Note: {hardware.name} emulates {', '.join(emulated)}: expect no gain.", style="yellow")
     found = len(job.specs) - len(job.missing)
     if found and job.rule is not None:
         say(f"{len(job.recorded)} trials of earlier rounds are on record already.")
@@ -109,11 +105,27 @@ def next_step(results: Path | None, num_results: int, command: str = REPORT) -> 
 
 
 @contextmanager
-def looking(progress: LiveProgress | None = None) -> Iterator[None]:
-    """Show that a command gets ready, if stderr is a terminal: below what its progress prints meanwhile."""
-    console = error_console() if progress is None else progress.console
-    with console.status("getting ready") if console.is_terminal else nullcontext():
-        yield
+def looking(progress: LiveProgress | None = None, outlook: str = "") -> Iterator[None]:
+    """Show that a command gets ready, if stderr is a terminal: below what its progress prints meanwhile.
+
+    If that takes more than a moment, as it does unless all is on record, the outlook is printed.
+    """
+    progress = progress or LiveProgress(error_console())
+
+    def look_out() -> None:
+        progress.has_outlook = True
+        progress.remark(outlook)
+
+    timer = threading.Timer(MOMENT_SECONDS, look_out)
+    try:
+        with progress.console.status("getting ready") if progress.console.is_terminal else nullcontext() as status:
+            progress.status = status
+            if outlook and not progress.has_outlook:
+                timer.start()
+            yield
+    finally:
+        progress.status = None
+        timer.cancel()
 
 
 def answer(options: SharedOptions, work: Callable[[FindMachine], _Result]) -> _Result:
@@ -142,11 +154,12 @@ def search(
     prepare: Callable[[_Options, LiveProgress, FindMachine], _Search[_Found_co]],
     announce: Callable[[Job], None] = announce_notes,
     find_machine: FindMachine | None = None,
+    outlook: str = "",
 ) -> tuple[Job, _Found_co]:
     """Return what answers a request, and the job that it is made of; by default on the machine that `answer` finds."""
 
     def work(find_machine: FindMachine) -> tuple[Job, _Found_co]:
-        with looking(progress):
+        with looking(progress, outlook):
             made = prepare(options, progress, find_machine)
         announce(made.job)
         with progress:

@@ -61,7 +61,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     from castwise.accuracy.advice import answer_of
     from castwise.cli.measuring import announce, exit_code, measuring, next_step, say_logs, search
     from castwise.cli.output import say, show
-    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, prepare
+    from castwise.orchestrator.job import CPU_BUDGET_SECONDS, outlook, prepare
     from castwise.show.run_report import present
     from castwise.spec.typed import read_line
 
@@ -73,7 +73,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
             raise UsageError("Prices are for GPUs, and this is a CPU. Leave --price-kwh and --price-gpu-hour out.")
         announce(job)
         budget = None if job.rule is None else job.rule.budget_seconds
-        if budget is not None and options.budget_seconds is None:
+        if budget is not None and options.budget_seconds is None and not progress.has_outlook:
             say(f"Time limit: {CPU_BUDGET_SECONDS:g} s (--budget changes it).")
         progress.known(job.recorded.values(), budget)
 
@@ -86,7 +86,7 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         """Measure on this machine, let other nodes go, print the answer, and return the exit code."""
         try:
             with nodes or nullcontext():
-                job, trials = search(options, progress, prepare, begin, find_machine)
+                job, trials = search(options, progress, prepare, begin, find_machine, outlook(options))
         except KeyboardInterrupt:
             if progress.trials:
                 shown = {trial.spec.precision for trial in progress.trials}

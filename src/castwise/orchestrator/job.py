@@ -17,6 +17,7 @@ from castwise.orchestrator.machine import (
     check_device_name,
     detect_machine,
     inspect_user_model,
+    may_have_gpu,
     provide,
 )
 from castwise.orchestrator.processes import import_once
@@ -30,9 +31,13 @@ from castwise.registry.precisions import (
     AS_WRITTEN,
     BASELINE,
     OF_SCRIPTS,
+    PRECISIONS,
+    REFERENCE_WORDS,
     USUAL_OF_SCRIPTS,
     find_precision,
     is_same_as_fp32,
+    this_cpu,
+    why_emulated,
     why_unsupported,
 )
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
@@ -138,6 +143,25 @@ class Job:
         return sorted(trials, key=lambda trial: position[trial.spec.configuration])
 
 
+def outlook(options: RunOptions) -> str:
+    """Return what is measured on a CPU, for how long, and what cannot gain: known before PyTorch is imported.
+
+    Empty if there may be a GPU.
+    """
+    if options.device not in (None, "cpu") or (options.device is None and may_have_gpu()):
+        return ""
+    usual = tuple(row.name for row in PRECISIONS) if options.workloads else _BARE_CPU[1]
+    usual = USUAL_OF_SCRIPTS if any(map(is_script, options.workloads or ())) else usual
+    cpu, rows = this_cpu(), [find_precision(name) for name in options.precisions or usual]
+    rows = [row for row in rows if why_unsupported(row, cpu) is None and not is_same_as_fp32(row, cpu)]
+    names = ", ".join(REFERENCE_WORDS[AS_WRITTEN] if row.name == AS_WRITTEN else row.name for row in rows)
+    emulated = ", ".join(row.name for row in rows if why_emulated(row, cpu) is not None)
+    is_open = options.budget_seconds is None and options.rounds is None
+    limit = f" for {CPU_BUDGET_SECONDS:g} s (--budget changes it)" if is_open else ""
+    no_gain = f" It emulates {emulated}: expect no gain there." if emulated else ""
+    return f"Will measure {names} on {cpu.name}{limit}.{no_gain}"
+
+
 def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     options: RunOptions,
     listener: Listener | None = None,
@@ -167,6 +191,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     """
     began = time.perf_counter()
     rule = rule or StopRule.of(options)
+    phase = (listener or NullListener()).phase
     own_models, zoo_models = _own_and_zoo_models(options)
     script = next(filter(is_script, own_models), None)
     names_precisions = options.precisions is not None
@@ -175,7 +200,9 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
     import_once(slow_imports([*own_models, *zoo_models]))
+    phase("starting PyTorch, which takes longest the first time", 0.0)
     machine = find_machine(options.device, options.data_dir, zoo_models)
+    phase("looking for data", 0.0)
     options, data_note = _for_machine(options, machine, short=short, explains=bool(profiles) and script is None)
 
     limit = options.timeout_seconds
@@ -184,8 +211,9 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     begun: list[Session] = []
     with ExitStack() as undo:
         undo.callback(_close, begun)
+        phase("looking at your code", 0.0)
         user_workloads = _inspect(options, own_models, machine, limit, listener, begun)
-        notes = [data_note] if data_note else []
+        notes = [*filter(None, [data_note])]
         if script is not None and not is_planned:
             options = _without_repeats(options, user_workloads[script], notes)
         protocol = _protocol(options, machine.device, short=short, profiles=profiles)
@@ -196,6 +224,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
 
         if (budget := _budget_of(options, rule, machine)) is not None:
             if machine.device == "cpu" and options.batch_sizes is None and not is_planned:
+                phase("timing a step, for the batch size", 0.0)
                 specs = _with_quick_steps(specs, machine, store, _STEP_SHARE * _left_of(budget, began), notes)
             least = _LEAST_OF_BUDGET if script is None else _LEAST_AFTER_LOOK
             rule = replace(rule, budget_seconds=_left_of(budget, began, least))

@@ -120,6 +120,11 @@ class _CheckedEngine:
         return self.engine.start(timeout_seconds, num_processes)
 
 
+def may_have_gpu() -> bool:
+    """Return whether there is a driver of GPUs; no process is needed to know."""
+    return driver_version() is not None or Path("/dev/kfd").exists()
+
+
 def _device_of(environment: Environment, asked: str | None) -> str:
     if environment.gpu is None:
         return "cpu"

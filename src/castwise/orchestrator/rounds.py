@@ -168,7 +168,10 @@ class Rounds:
         where = f"{spec.workload} batch {spec.batch_size}"
         where += f" on {spec.world_size_label}" if spec.world_size_label else ""
         where += f" {join(spec.techniques)}" if spec.techniques else ""
-        unmeasured = [spec.precision for spec in self._specs if not self._of(spec)]
+        slow = " (emulated here, and too slow to set up)"
+        unmeasured = [
+            spec.precision + slow * (spec.configuration in self._given_up) for spec in self._specs if not self._of(spec)
+        ]
         lacking = f". Not measured: {', '.join(unmeasured)}" if unmeasured and self.trials else ""
         if lacking and _fail_alike(self.trials):
             lacking += ", as the error has nothing to do with precision"
@@ -234,8 +237,8 @@ class Rounds:
         Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
         in every group of a round, has had more of them than the others. It comes first, then those with the fewest.
         Whatever was never measured has a process before any other has a second. After that, emulated precisions, which
-        are slow and hardly ever taken, wait until the others are known. With a budget their first process waits, too: a
-        step of theirs may take as long as all others.
+        are slow and hardly ever taken, wait until the others are known. With a budget their first process comes after
+        the others': a step of theirs may take as long as all of these.
         """
         well = [] if _fail_alike(self.trials) else self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
@@ -246,9 +249,11 @@ class Rounds:
     def _first_of(self, others: Sequence[TrialSpec]) -> list[TrialSpec]:
         """Return what `_unfinished` measures first of these; empty if all are emulated and were tried."""
         of_hardware = [spec for spec in others if not self._emulation_rank(spec)]
-        waits = of_hardware and self._rule.budget_seconds is not None
-        never = [spec for spec in (of_hardware if waits else others) if not self._num_trials(spec)]
-        return [spec for spec in never if spec.configuration not in self._given_up] or of_hardware
+        never = [s for s in others if not self._num_trials(s) and s.configuration not in self._given_up]
+        if self._rule.budget_seconds is not None:
+            first = [spec for spec in never if spec in of_hardware]
+            never = first or (never if self._rule.one_look else of_hardware or never)
+        return never or of_hardware
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         trials, is_script = self._of(spec), spec.is_script
@@ -322,7 +327,7 @@ class Rounds:
             deadline=self._deadline,
             fits_deadline=self._seconds_per_cost > 0,
             grace_seconds=_GRACE_SHARE * (self._rule.budget_seconds or 0.0),
-            looked_at=emulated if self._rule.one_look else (),
+            looked_at=emulated - self._given_up if self._rule.one_look else (),
             seed=self._seed,
         )
         trials = session.run()

@@ -217,6 +217,7 @@ class InterleavedSession:
         grace_seconds: For how long after the deadline set-up and warm-up are waited for, unless they are the baseline's
             first.
         looked_at: The configurations of which one block is enough, if it shows them far slower than the baseline.
+            Others wait for them: they get no equal share of the time to the deadline.
         seed: Decides the order of blocks, with the round's number.
         seconds_given_up: That the next session would not take, as no time was left for trials; less what it would take
             more, as a script had begun before.
@@ -358,6 +359,8 @@ class InterleavedSession:
             thread = threading.Thread(target=trial.get_ready, daemon=True)
             thread.start()
             equal_share = self.seconds_left() / (len(self.specs) - index + 1)  # one of them for timing
+            if spec.configuration in self.looked_at and math.isfinite(equal_share):
+                equal_share = 0.0
             longest = max(0.0, equal_share, min(_TIMES_THE_FIRST * first, self.seconds_left()))
             thread.join(None if is_first or math.isinf(longest) else longest)
             if thread.is_alive():

@@ -3,7 +3,10 @@
 A record may name a precision that has no row here: `precision_row` gives it neutral defaults.
 """
 
+import os
+import platform
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from castwise.errors import UsageError, unknown_name
@@ -393,7 +396,24 @@ _CPU_FEATURES = {
     "float16": frozenset({"amx_fp16", "asimdhp"}),
     "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"}),
 }
-KNOWN_CPU_FEATURES = frozenset({"avx512_fp16"}).union(*_CPU_FEATURES.values())
+_KNOWN_CPU_FEATURES = frozenset({"avx512_fp16"}).union(*_CPU_FEATURES.values())
+
+
+def this_cpu() -> Hardware:
+    """Return what decides about precisions of the CPU that this process runs on."""
+
+    def values(prefix: str) -> list[str]:
+        return [line.partition(":")[2].strip() for line in lines if line.startswith(prefix)]
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next(iter(values("model name")), platform.processor() or platform.machine())
+    if hasattr(os, "sched_getaffinity"):
+        name = f"{name} ({len(os.sched_getaffinity(0))} cores)"
+    features = set(" ".join((values("flags") or values("Features"))[:1]).split())  # on x86, and on Arm
+    return Hardware(name, None, tuple(sorted(features & _KNOWN_CPU_FEATURES)))
 
 
 def why_unsupported(row: Precision, hardware: Hardware) -> str | None:

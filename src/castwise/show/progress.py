@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.status import Status
 from rich.text import Text
 
 from castwise.analysis.decide import references_among
@@ -40,6 +41,8 @@ class LiveProgress:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live: Live | None = None
+        self.status: Status | None = None  # while a command gets ready
+        self.has_outlook = False  # whether it has been said what is measured
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self.trials: list[Trial] = []  # steady ones: those that ended, and earlier ones
@@ -109,6 +112,8 @@ class LiveProgress:
     def phase(self, name: str, done: float) -> None:
         """Show the running trial's phase, its share done (of a session the trials it is worth), and the time left."""
         self._phase = name
+        if self.status is not None:
+            self.status.update(name)
         if self._bar is None or self._task is None:
             return
         now, finished = time.monotonic(), self._index - 1 + done
