@@ -1,5 +1,6 @@
 import os
 import signal
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def test_a_fault_is_a_row_of_the_table_and_the_others_are_measured(
     assert "Traceback" not in done.out + done.err
     statuses = {trial.spec.precision: trial.status for trial in load_folder(command.results)[0]}
     assert statuses == {name: status if name == "fp16-true" else "ok" for name in ALL}
+
+
+def test_the_lines_of_the_advised_row_can_be_had_alone(command: CommandLine) -> None:
+    answered = command.run("resnet50", "--precision", "fp32,bf16-mixed")
+    lines = command.run("resnet50", "--precision", "fp32,bf16-mixed", "--lines")
+    assert lines.code == 0
+    assert 'torch.autocast(device_type="cuda", dtype=torch.bfloat16)' in lines.out
+    compile(lines.out, "pasted", "exec")
+    assert textwrap.indent(lines.out, "    ") in answered.out
+    assert "take bf16-mixed" in lines.err
+    nothing = command.run("resnet50", "--precision", "fp32", "--lines")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert command.run("resnet50", "--lines", "--format", "json").code == 2
 
 
 def test_rounds_on_a_cpu_say_what_ends_them_and_how_many_are_on_record(command: CommandLine) -> None:

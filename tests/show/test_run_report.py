@@ -6,6 +6,8 @@ import io
 import json
 import math
 import re
+import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args
@@ -27,7 +29,7 @@ from castwise.records.schema import GpuCounters, Trial
 from castwise.show import run_report
 from castwise.show.fields import Field, in_files
 from castwise.show.notes import MORE, cost_lines, headline, measured_on, note_lines, remarks
-from castwise.show.presentation import html, print_parts
+from castwise.show.presentation import Code, html, print_parts
 from castwise.show.table import SCHEMA_VERSION
 
 CSV_HEADER = (
@@ -353,6 +355,48 @@ def test_csv_has_plain_values() -> None:
     assert math.isnan(float(diverged["final_loss"]))
     assert {row["unit"] for row in rows} == {"images"}
     assert as_csv([]) == []
+
+
+PASTED = [
+    'applied = castwise.apply(model, optimizer, precision="bf16-mixed")  # once, before the loop, and never again',
+    'applied = castwise.apply(model, optimizer, precision="fp8-tensorwise", techniques="fused-optimizer+compile")',
+    '# Accelerate: accelerator = Accelerator(mixed_precision="bf16")  # after backward: accelerator.clip(model, 1)',
+    "step()  # each step",
+]
+COMMAND = (
+    "castwise run --precision fp32,bf16-mixed --batch-size 32 --within 1% -- python 'my folder/train me.py' --lr 1e-3"
+)
+
+
+def test_a_terminal_breaks_what_is_to_copy_only_where_it_stays_the_same() -> None:
+    def lines(code: Code, width: int, *, is_terminal: bool = True) -> list[str]:
+        stream = io.StringIO()
+        code.print(Console(file=stream, width=width, force_terminal=is_terminal, color_system=None))
+        return stream.getvalue().splitlines()
+
+    python = lines(Code(PASTED), 80)
+    assert max(map(len, python)) <= 80
+    assert ast.dump(ast.parse(textwrap.dedent("\n".join(python)))) == ast.dump(ast.parse("\n".join(PASTED)))
+    assert all(
+        comment in "".join(python) for comment in ("# once, before", "# each step", "accelerator.clip(model, 1)")
+    )
+    for width in (40, 60, 80):
+        assert shlex.split("\n".join(lines(Code([COMMAND], "sh"), width)).replace("\\\n", "")) == shlex.split(COMMAND)
+    assert lines(Code([COMMAND], "sh"), 80, is_terminal=False) == [f"    {COMMAND}"], "for grep"
+
+
+def test_a_warning_stands_at_its_row_unless_all_have_it() -> None:
+    starved = {"readings": (fake_reading(cpu_pressure=0.9),) * 6}
+    warned = [each.model_copy(update=starved) for each in BF16]
+    text = printed([*FP32, *warned])
+    assert re.search(r"^bf16-mixed .* faster, busy CPU *$", text, re.MULTILINE)
+    assert re.search(r"^fp32 .* – *$", text, re.MULTILINE)
+    both = printed([*(each.model_copy(update=starved) for each in FP32), *warned])
+    assert "faster, busy CPU" not in both
+    assert "cpu-starved: " in both
+    cpu = fake_environment(None, cpu_features=())
+    emulated = [fake_trial(fake_spec(name, device="cpu"), environment=cpu) for name in ("fp32", "bf16-mixed")]
+    assert re.search(r"^bf16-mixed .*, emulated *$", printed(emulated), re.MULTILINE)
 
 
 def test_json_has_rows_advice_and_whole_trials() -> None:

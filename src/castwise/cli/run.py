@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
 from castwise.cluster.options import ManyMachinesOptions
-from castwise.errors import UsageError
+from castwise.errors import UsageError, printable
 from castwise.spec.options import Option, RunOptions
 
 if TYPE_CHECKING:
+    from castwise.analysis.decide import Advice
     from castwise.analysis.energy import Prices
     from castwise.orchestrator.job import Job
     from castwise.orchestrator.machine import FindMachine
@@ -32,11 +33,18 @@ Examples:
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
     castwise run resnet50 --batch-size 64,128,256 --plan-only plan.json
     castwise run --plan plan.json --shard 1/3     a part, on one of 3 machines
+    castwise run resnet50 --lines         only the lines to paste
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrintOptions(PrintOptions):
+    lines: Annotated[
+        bool,
+        Option(
+            "Print the lines of the advised precision alone, to paste into a file; the answer is on stderr.", "Output"
+        ),
+    ] = False
     price_kwh: Annotated[
         float | None, Option("What a kilowatt-hour costs you; prints what an epoch does.", "Prices", metavar="X")
     ] = None
@@ -101,12 +109,17 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
     def answer(job: "Job", trials: "Sequence[Trial]") -> None:
         typed = read_line(output.words, RunOptions, ManyMachinesOptions, RunPrintOptions)
         rows, advice = answer_of(job, trials, typed)
+        if output.lines:
+            _print_lines(advice)
+            return
         shown = present(rows, advice, prices, wide=output.wide, verbose=output.verbose)
         show(output.format, shown, next_step(options.results, len(rows)))
         if output.verbose:
             say_logs(trials)
 
     prices = output.prices
+    if output.lines and (output.format != "table" or machines.on is not None):
+        raise UsageError("--lines prints lines of code alone. Leave --format and --on out.")
     with measuring(options, output) as progress:
         progress.keeps_table = False  # the answer has it, if it is interrupted, too
         if machines == ManyMachinesOptions() and options.nodes_per_trial is None:
@@ -116,3 +129,13 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
         from castwise.cli.many_machines import run_divided
 
         return run_divided(options, machines, output, measure)
+
+
+def _print_lines(advice: "Sequence[Advice]") -> None:
+    """Print the sentences on stderr, and each advised row's lines once on stdout."""
+    from castwise.cli.output import say
+
+    for item in advice:
+        say(item.sentence)
+    if codes := dict.fromkeys(item.code for item in advice if item.code):
+        print(printable("\n\n".join(codes)), flush=True)

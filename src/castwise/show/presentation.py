@@ -1,5 +1,7 @@
 """What a command shows, and the writers that show it: in a terminal, as Markdown, as HTML, as CSV and as JSON."""
 
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +15,8 @@ from castwise.show.console import print_line
 from castwise.show.fields import Field, FlatRow, find_fields, worth_showing
 from castwise.show.table import DataTable, csv_grid, json_text, markdown_grid, markdown_text, print_data_table
 from castwise.show.units import pluralize
+
+_CODE_INDENT = "    "
 
 
 class Part(Protocol):
@@ -112,14 +116,41 @@ class Grid:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy, which are never wrapped."""
+    """Lines to copy. A terminal breaks long ones where their language permits it, and nowhere else."""
 
     lines: Sequence[str]
     language: str = "python"
 
     def print(self, console: Console) -> None:
+        width = console.width - len(_CODE_INDENT)
         for line in self.lines:
-            console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
+            for part in self._broken(line, width) if console.is_terminal else [line]:
+                console.print(Text(f"{_CODE_INDENT}{part}"), highlight=False, soft_wrap=True)
+
+    def _broken(self, line: str, width: int) -> list[str]:
+        if len(line) <= width:
+            return [line]
+        if self.language == "sh":  # between options, each with its value
+            lines = [""]
+            for word in re.findall(r"--[\w-]+ (?!-)(?:'[^']*'|\S)+|(?:'[^']*'|\S)+", line):
+                if lines[-1] and len(f"{lines[-1]} {word} \\") > width:
+                    lines[-1] += " \\"
+                    lines.append(f"    {word}")
+                else:
+                    lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+            return lines
+        code, *comments = line.split("  # ")
+        indent = line[: len(line) - len(line.lstrip())]
+        if code.lstrip().startswith("#"):
+            wrapper = textwrap.TextWrapper(width, subsequent_indent=f"{indent}#   ", break_on_hyphens=False)
+            parts = [code, *(f"{indent}#   {comment}" for comment in comments)]
+            return [each for part in parts for each in wrapper.wrap(part)]
+        above = [f"{indent}# {comment}" for comment in comments]
+        if len(code) > width and code.endswith(")") and code.count("(") == 1:
+            head, arguments = code[:-1].split("(")
+            parts = [arguments] if len(arguments) + 4 <= width else re.split(r", (?=\w+(?:=|,|$))", arguments)
+            return [*above, f"{head}(", *(f"{indent}    {part}," for part in parts), f"{indent})"]
+        return [*above, code]
 
     def markdown(self) -> str:
         if self.language == "sh":

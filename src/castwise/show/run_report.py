@@ -6,14 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from castwise.analysis.code_snippets import framework_lines
-from castwise.analysis.decide import Advice, references_among
+from castwise.analysis.decide import Advice, doubts_of, references_among
 from castwise.analysis.energy import Prices, energy_of, power_watts
 from castwise.analysis.model_flops import float8_of, fp8_share, model_flops_values
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.steady_metrics import cold_start_seconds, data_share
 from castwise.analysis.warnings import warnings_of_all
-from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT
+from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_row, why_emulated
 from castwise.show.fields import (
     Field,
     FlatRow,
@@ -57,7 +57,7 @@ COLUMNS = (
     column("default_speedup", "default_speedup", short="× default"),
     column("speedup", "speedup", short="× fp32"),
     column("bf16_speedup", "bf16_speedup", short="× bf16-mixed"),
-    column("verdict", lambda row: row.verdict and row.verdict.kind, short="verdict"),
+    column("verdict", lambda row: row.verdict and row.verdict.kind, short="verdict", otherwise="marks"),
     column("loop_speedup", "loop_speedup", short="× plain loop"),
     column("scaling_efficiency", "scaling_efficiency", short="scaling"),
     column("data_share", lambda row: data_share(row.trials)),
@@ -126,13 +126,29 @@ def short_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
         spec = row.trial.spec
         groups.setdefault((spec.workload, spec.batch_size, spec.world_size), []).append(row)
     flat: list[FlatRow] = []
+    marks = {row: _marks(row) for row in rows}
+    shared = set.intersection(*map(set, marks.values())) if len(rows) > 1 else set()  # which a note says once
     for group in groups.values():
         references = {row.precision: row for row in references_among(group) if row.trial.status == "ok"}
-        flat += [_short_row(row, references) for row in group]
+        flat += [
+            {**_short_row(row, references), "marks": ", ".join(n for n in marks[row] if n not in shared)}
+            for row in group
+        ]
     are_scripts = all(any(row.precision == AS_WRITTEN for row in group) for group in groups.values())
     columns = [each for each in short_columns(COLUMNS) if each.name != "speedup" or not are_scripts]
     columns.sort(key=lambda each: each.name == "verdict")  # it comes last
-    return short_table_of(columns, flat, formats={"precision": precision_text})
+    texts = {
+        "precision": precision_text,
+        "verdict": lambda row: ", ".join(filter(None, (row["verdict"], row.get("marks")))),
+    }
+    return short_table_of(columns, flat, formats=texts, wraps=("precision", "verdict"))
+
+
+def _marks(row: Row) -> list[str]:
+    """Return what makes a row slow, or its figures doubtful, in a word each."""
+    is_ok, hardware = row.trial.status == "ok", row.trial.environment.hardware
+    is_emulated = is_ok and why_emulated(precision_row(row.precision), hardware) is not None
+    return ["emulated"] * is_emulated + doubts_of(row.trials) * is_ok
 
 
 def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
