@@ -469,7 +469,10 @@ class ScriptTrial:
         return self.run.hooks
 
     def _shorter(self, advice: str) -> str:
-        return "give it --steps 50, which shortens warm-up, too" if self._spec.protocol.num_steps is None else advice
+        if self._spec.protocol.num_steps is not None:
+            return f", or {advice}"
+        few = self.run.num_steps // 3  # as many again warm up
+        return f", or give it --steps {few}, which shortens warm-up, too" if few > 1 else ""
 
     @property
     def _limit_seconds(self) -> float:
@@ -546,7 +549,7 @@ class ScriptTrial:
             whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
             raise UsageError(
                 f"{self.run.name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
-                f"train for longer, or {self._shorter('shorten --warm-up')}."
+                f"train for longer{self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
         if extra_work([step.own for step in self.run.steps])[1]:
@@ -610,7 +613,7 @@ class ScriptTrial:
         elif len(moments) < 2:
             raise UsageError(
                 f"{self.run.name} ended, or its time was up, before any block of steps was timed. Let it "
-                f"train for longer, or {self._shorter('take fewer --steps')}."
+                f"train for longer{self._shorter('take fewer --steps')}."
             )
         elif len(moments) <= len(lengths):
             self._notes.append(
