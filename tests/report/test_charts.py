@@ -135,6 +135,20 @@ def test_throughput_has_the_precisions_colours_speedups_and_intervals() -> None:
     assert 'stroke-width="1.5"' not in alone.draw(WIDE).body, "one process has no interval"
 
 
+@pytest.mark.parametrize("name", ["throughput", "memory"])
+def test_no_caption_praises_a_run_that_did_not_end_well(name: str) -> None:
+    diverged = fake_trial(fake_spec("fp16-true"), status="diverged", step_seconds=(0.01,) * 6, peak_bytes=2**20)
+    made = chart(name, fake_trial(fake_spec("fp32")), diverged)
+    assert "fp32" in made.summary
+    assert "fp16-true" not in made.summary
+
+
+def test_without_the_plain_loop_a_speedup_is_over_the_same_loop() -> None:
+    loop = {"techniques": ("compile",)}
+    made = chart("throughput", steady("fp32", **loop), steady("bf16-mixed", **loop), steady("fp16-mixed"))
+    assert [row["times_reference"] for row in rows(made)] == [None, 1.0, pytest.approx(2.5, rel=0.01)]
+
+
 def test_no_whisker_is_longer_than_twice_the_longest_bar() -> None:
     def axis_end(high: float) -> float:
         body = bar_chart([Bar("", [Segment(100, "red")], "", (50, high))], WIDE, "images/s").body

@@ -37,6 +37,14 @@ def run(
     return fake_run(spec, *(fake_epoch(spec, number).model_copy(update=update) for number in range(epochs)))
 
 
+def test_a_speedup_over_the_same_loop_says_so() -> None:
+    trials = [steady(name, repeat, techniques=("compile",)) for repeat in range(3) for name in ("fp32", "bf16-mixed")]
+    collection = collect(trials)
+    (answer,) = answers_of(collection)
+    assert headline(collection, [answer]).endswith("bf16-mixed with compile, 2.50× as fast as fp32 in the same loop")
+    assert "as fast as fp32 in the same loop" in answer.advice.sentence
+
+
 def test_answer_has_precision_speedup_memory_and_code() -> None:
     trials = [*rounds("fp32"), *rounds("bf16-mixed")]
     (answer,) = answers(*trials)

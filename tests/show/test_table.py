@@ -145,6 +145,12 @@ def test_a_narrow_ratio_is_honest(value: float, low: float | None, high: float |
     assert short_ratio_text("x")({"x": value, "x_low": low, "x_high": high}) == text
 
 
+def test_a_figure_that_is_too_noisy_is_not_the_best() -> None:
+    field = find_field("speedup")
+    rows = [{"speedup": 3.0, "speedup_low": 0.5, "speedup_high": 20.0}, {"speedup": 2.0}, {"speedup": 1.0}]
+    assert DataTable([field], rows, lambda _: "all").best(field) == {1}
+
+
 def test_fields_worth_showing() -> None:
     fields = [Field("a", varies=True), Field("b", default=("none",)), Field("c"), Field("d")]
     one: FlatRow = {"a": 1, "b": "none", "c": 0, "d": None}

@@ -154,6 +154,12 @@ class Advice:
         return None if self.row is None else self.row.trial.spec.key
 
     @property
+    def same_loop(self) -> str:
+        """Return in words that the reference has the same techniques; empty if it is the plain loop."""
+        loop = () if self.reference is None else self.reference.techniques
+        return " in the same loop" if loop and loop == self.techniques else ""
+
+    @property
     def speedup(self) -> float | None:
         """Return how many times as fast what is taken trains as the reference; None without one."""
         over = self.over_written or self.over_default or self.over_fp32
@@ -470,7 +476,7 @@ def _gain(advice: Advice) -> str:
     assert row is not None
     assert reference is not None
     over = row.over(reference)
-    words = f"{_times(over)} as fast as {_reference_name(reference)}" if over is not None else ""
+    words = f"{_times(over)} as fast as {_reference_name(reference)}{advice.same_loop}" if over is not None else ""
     if reference.precision != BASELINE and advice.over_fp32 is not None:
         words += f" ({advice.over_fp32.value:.2f}× as fast as fp32)"
     words += _learned(row, reference)

@@ -26,8 +26,8 @@ FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group; precision and loss scale come first.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "seed")
-# What others are compared with, the first that was measured.
-REFERENCES = (AS_WRITTEN, BASELINE, DEFAULT)
+# What others are compared with, the first that was measured, as in the answers.
+REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)
 
 
 def row_values(row: Row) -> dict[str, Any]:
@@ -114,7 +114,10 @@ class ComparisonGroup:
         return f"{config.precision}, {setting}" if setting else config.precision
 
     def reference_of(self, config: Row) -> Row | None:
-        """Return the script as written, or the plain loop in fp32 or else the default, of one batch size and GPUs."""
+        """Return the script as written, or PyTorch's default or else fp32, of one batch size and GPUs.
+
+        It is that of the plain loop, or if that was not measured, of the configuration's own loop.
+        """
         spec = config.trial.spec
         same = [
             each
@@ -122,13 +125,13 @@ class ComparisonGroup:
             if each.precision in REFERENCES
             and each.throughput is not None
             and each.trial.status == "ok"
-            and not each.trial.spec.techniques
+            and each.trial.spec.techniques in ((), spec.techniques)
             and (each.trial.spec.batch_size, each.trial.spec.world_size) == (spec.batch_size, spec.world_size)
         ]
 
-        def rank(each: Row) -> tuple[int, bool, bool]:
-            own = each.trial.spec
-            return REFERENCES.index(each.precision), own.parallelism == "dp", own.seed != spec.seed
+        def rank(each: Row) -> tuple[bool, int, bool, bool]:
+            own, place = each.trial.spec, REFERENCES.index(each.precision)
+            return bool(own.techniques), place, own.parallelism == "dp", own.seed != spec.seed
 
         return min(same, key=rank, default=None)
 

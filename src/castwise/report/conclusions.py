@@ -132,7 +132,7 @@ def _outcome(answer: Answer) -> str:
         return f"stay with {_name(loop)}"
     gain = ""
     if advice.speedup is not None and advice.reference is not None:
-        gain = f", {advice.speedup:.2f}× as fast as {_name(advice.reference.precision)}"
+        gain = f", {advice.speedup:.2f}× as fast as {_name(advice.reference.precision)}{advice.same_loop}"
     if advice.is_less_accurate:
         gain += ", if its lower accuracy will do"
     return f"{loop} was the fastest in runs cut short{gain}" if advice.cut else f"take {loop}{gain}"

@@ -24,6 +24,7 @@ from castwise.show.fields import (
     worth_showing,
 )
 from castwise.show.units import format_bytes, format_rate
+from castwise.spec.quantities import TOO_NOISY
 
 R = TypeVar("R", bound=FlatRow)
 
@@ -46,7 +47,8 @@ class DataTable(Generic[R]):
         groups: dict[Hashable, list[tuple[float, int]]] = {}
         for number, row in enumerate(self.rows):
             group, value = self.group(row), column.value(row)
-            if group is not None and isinstance(value, int | float) and math.isfinite(value):
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if group is not None and is_number and TOO_NOISY not in column.text(row):
                 groups.setdefault(group, []).append((value, number))
         found = set[int]()
         for values in groups.values():

@@ -27,11 +27,10 @@ def rate_of(config: Row) -> float:
 
 def throughput(subject: GroupSubject) -> Chart | None:
     group = subject.group.over_seeds
-    best = max(group.configurations, key=rate_of)
-    if best.throughput is None:
+    if all(config.throughput is None for config in group.configurations):
         return None
     names, note = pick(group, group.configurations)
-    fastest, bars = names.get(best, group.label(best)), []
+    bars = []
     for config, name in names.items():
         found, speedup = config.throughput_estimate, group.times_reference(config)
         status = "" if config.trial.status == "ok" else config.trial.status
@@ -44,9 +43,14 @@ def throughput(subject: GroupSubject) -> Chart | None:
         bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
     references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""
+    best = max((each for each in group.configurations if each.trial.status == "ok"), key=rate_of, default=None)
+    summary = "No configuration ended well."
+    if best is not None:
+        fastest = names.get(best, group.label(best))
+        summary = f"The highest is {format_rate(best.throughput)} {group.unit} a second, with {fastest}."
     return Chart(
         title="Throughput and speed-up",
-        summary=f"The highest is {format_rate(best.throughput)} {group.unit} a second, with {fastest}.",
+        summary=summary,
         draw=lambda width: bar_chart(bars, width, f"{group.unit} per second{over}"),
         table=subject.table(
             group.configurations,
@@ -74,7 +78,8 @@ def memory(subject: GroupSubject) -> Chart | None:
         lines = [f"peak allocated {format_bytes(peak)}", f"reserved {format_bytes(config.peak_reserved_bytes)}"]
         segment = Segment(peak / _GIB, look_of(config.precision).colour, subject.tip(config, *lines))
         bars.append(Bar(names[config], [segment], words, is_hatched=is_failed))
-    least = min(measured, key=lambda config: config.peak_allocated_bytes or 0)
+    ended = [config for config in measured if config.trial.status == "ok"] or measured
+    least = min(ended, key=lambda config: config.peak_allocated_bytes or 0)
     peak_text, name = format_bytes(least.peak_allocated_bytes), names.get(least, group.label(least))
     bound = "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else ""
     return Chart(

@@ -211,7 +211,7 @@ def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str
         text(axis.at(tick, _MARGIN, _SPAN), 12, axis.label(tick), "middle", 12, SOFT) for tick in axis.ticks
     )
     shown = {c.precision for answer in answers for c in answer.advice.rows}
-    over = {r.precision for a in answers for c in a.advice.rows if (r := a.group.reference_of(c)) is not None}
+    over = {r.precision for a in answers for c in a.advice.rows if (r := a.group.over_seeds.reference_of(c))}
     return {
         "columns": [(column.name, column.title) for column in columns],
         "rows": rows,
@@ -241,14 +241,15 @@ def _mark(precision: str | None) -> str:
 def _dots(answer: Answer) -> list[Dot]:
     """Return how many times as fast as its reference each configuration of an answer's setting is."""
     found = []
+    group = answer.group.over_seeds
     for config in answer.advice.rows:
-        speed, status = answer.group.times_reference(config), config.trial.status
+        speed, status = group.times_reference(config), config.trial.status
         if speed is None and status == "ok":
             continue
         look = look_of(config.precision)
-        rate = f"{format_rate(config.throughput)} {answer.group.unit}/s" if config.throughput else ""
+        rate = f"{format_rate(config.throughput)} {group.unit}/s" if config.throughput else ""
         lines = (
-            answer.group.label(config),
+            group.label(config),
             format_ratio(speed) if speed else "",
             rate,
             "" if status == "ok" else status,
