@@ -26,6 +26,7 @@ from castwise.records.schema import (
     GradientHistogram,
     KernelTime,
     ModuleNumerics,
+    ModuleTime,
     RankSamples,
     StepFlops,
     StepNumerics,
@@ -129,6 +130,7 @@ def profiled(precision: str = "fp32") -> Trial:
         idle_seconds=0.1 * step,
         num_kernels=300,
         class_seconds={name: 0.3 * step, "normalisation": 0.4 * step, "elementwise": 0.15 * step, "copy": 0.05 * step},
+        module_seconds={"layer1": ModuleTime(forward_seconds=0.2 * step, backward_seconds=0.3 * step)},
         kernels=(KernelTime(name="kernel", kind="normalisation", launches=1, seconds=0.4 * step),),
         numerics=StepNumerics(
             modules=(

@@ -91,7 +91,8 @@ def tuned(*changes: tuple[str, float, tuple[str, ...]]) -> list[Trial]:
 
 
 PROFILED = [profiled(precision) for precision in ("fp32", "bf16-mixed")]
-EVERY = [*charts(*every_kind()), ("profile", next(each for name, each in charts(*PROFILED) if name == "profile"))]
+OF_PROFILES = ("profile", "kernels", "modules")
+EVERY = [*charts(*every_kind()), *(each for each in charts(*PROFILED) if each[0] in OF_PROFILES)]
 
 
 def test_every_chart_of_the_registry_is_drawn() -> None:
@@ -114,7 +115,7 @@ def test_chart_is_valid_and_has_sentence_table_and_files(name: str, made: Chart)
     assert is_of_lines == (made.table is None), "`castwise export` has those values"
     if made.table is not None:
         assert len(csv_grid(made.table.columns, made.table.rows).splitlines()) == len(made.table.rows) + 1 > 1
-    if name != "profile":
+    if name not in OF_PROFILES:
         assert any(".json" in tip for tip in tips(made))
     file = made.as_file("resnet50, Fake GPU, 2000-01-01")
     assert "var(" not in file
@@ -127,7 +128,7 @@ def test_throughput_has_the_precisions_colours_speedups_and_intervals() -> None:
     (first, short), (second, long) = bars(made)
     assert (first, second) == (look_of("fp32").colour, look_of("bf16-mixed").colour)
     assert long / short == pytest.approx(2.5, rel=0.01)
-    assert any(text.endswith(" · 2.50×") for text in texts(made))
+    assert any(text.endswith(" · 2.50× · take") for text in texts(made))
     assert "images per second; × is over fp32" in texts(made)
     assert sum("95 % interval" in tip for tip in tips(made)) == 2
     assert 'stroke-width="1.5"' in made.draw(WIDE).body, "a whisker"
@@ -299,6 +300,17 @@ def test_every_class_of_kernels_is_in_one_part_of_a_step() -> None:
     classes = [name for part in PARTS.values() for name in part]
     assert sorted(classes) == sorted(KERNEL_CLASSES)
     assert len(PARTS) == len(KERNELS) + 1, "communication is grey"
+
+
+def test_a_profile_is_told_as_before_and_after() -> None:
+    assert (
+        "From fp32: other products 30.0 ms → 0, normalisation 40.0 ms → 16.0 ms" in chart("profile", *PROFILED).summary
+    )
+    kernels, modules = chart("kernels", *PROFILED), chart("modules", *PROFILED)
+    assert kernels.title == "The kernels that take longest: bf16-mixed"
+    assert "normalisation: kernel" in texts(kernels)
+    assert {"layer1", "20.0 ms · was 50.0 ms", "forward", "backward"} <= set(texts(modules))
+    assert len(bars(modules)) == 2, "forward and backward"
 
 
 def test_parts_of_a_step_are_its_time() -> None:

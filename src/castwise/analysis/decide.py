@@ -160,10 +160,13 @@ class Advice:
         return " in the same loop" if loop and loop == self.techniques else ""
 
     @property
-    def speedup(self) -> float | None:
+    def over(self) -> Estimate | None:
         """Return how many times as fast what is taken trains as the reference; None without one."""
-        over = self.over_written or self.over_default or self.over_fp32
-        return None if over is None else over.value
+        return self.over_written or self.over_default or self.over_fp32
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.over is None else self.over.value
 
 
 Judge = Callable[[Advice], Advice]  # adds whether what is taken trains as well

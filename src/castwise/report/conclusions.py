@@ -9,7 +9,7 @@ from castwise.accuracy.advice import UNTESTED, with_accuracy
 from castwise.analysis.decide import Advice, Decision, decide
 from castwise.analysis.result_table import Row
 from castwise.max_batch.result import max_batches_of
-from castwise.registry.precisions import REFERENCE_WORDS
+from castwise.registry.precisions import REFERENCE_WORDS, precision_row
 from castwise.registry.suites import is_search
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.machine_names import short_name
@@ -82,7 +82,7 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
         best = ranked(answers)[0]
         more = f"; {pluralize(len(answers) - 1, 'more setting')} below" if len(answers) > 1 else ""
         batch = f", batch {best.advice.batch_size}" if more else ""
-        return f"{models[0]}{batch}{where}: {_outcome(best)}{more}"
+        return f"{models[0]}{batch}{where}: {outcome_of(best)}{more}"
     what = f"{len(models)} models" + (f" in {len(answers)} settings" if len(answers) > len(models) else "")
     return f"{what}{where}: {_counts([answer.advice for answer in answers])}"
 
@@ -92,11 +92,12 @@ def _counts(advice: Sequence[Advice]) -> str:
     faster = [each for each in advice if each.decision == "take" and each.speedup is not None]
     parts = []
     for own, form in (
-        ([each for each in faster if not each.cut], "{} train faster than {}, {}"),
-        ([each for each in faster if each.cut], "{} faster than {} in runs cut short, {}"),
+        ([each for each in faster if not each.cut], "{} train faster{}, {}"),
+        ([each for each in faster if each.cut], "{} faster{} in runs cut short, {}"),
     ):
         gains = sorted(each.speedup or 0.0 for each in own)
-        over = " or ".join(dict.fromkeys(_name(each.reference.precision) for each in own if each.reference))
+        names = list(dict.fromkeys(_name(each.reference.precision) for each in own if each.reference))
+        over = f" than {names[0]}" if len(names) == 1 else ""  # the table has each
         span = " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[:1] + gains[-1:])))
         parts += [form.format(len(own), over, span)] if own else []
     rest = Counter(WORDS[each.decision] for each in advice if each not in faster)
@@ -122,7 +123,19 @@ def ranked(answers: Sequence[Answer]) -> list[Answer]:
     )
 
 
-def _outcome(answer: Answer) -> str:
+def simplest_of(advice: Advice) -> tuple[Row, float] | None:
+    """Return the fastest in plain autocast with its speed-up, if it is proven faster; None if it is taken."""
+    reference = advice.reference
+    plain = [row for row in advice.rows if precision_row(row.precision).autocast_dtype and not row.techniques]
+    if reference is None or advice.row in plain or reference.trial.spec.is_script:
+        return None
+    gains = [(row, over) for row in plain if row.trial.status == "ok" and (over := row.over(reference)) is not None]
+    proven = [(row, over.value) for row, over in gains if over.low > 1]
+    return max(proven, key=lambda pair: pair[1], default=None)
+
+
+def outcome_of(answer: Answer) -> str:
+    """Return an answer in words, without its workload."""
     advice, loop = answer.advice, loop_of(answer)
     if advice.decision == "nothing":
         return "nothing to compare"

@@ -9,6 +9,7 @@ from castwise.analysis.causes import CLASS_WORDS, Diagnosis, LeftOut, try_line
 from castwise.analysis.numerics import has_gradients, lost_here, lost_share, worst_first
 from castwise.analysis.steady_metrics import data_share
 from castwise.analysis.step_evidence import MEMORY, UPDATE
+from castwise.records.schema import KernelTime
 from castwise.registry.kernel_classes import PRODUCTS, short_name
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
@@ -181,6 +182,12 @@ def remarks(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return lines
 
 
+def kernel_words(kernel: KernelTime) -> tuple[str, str]:
+    """Return what a kernel is for, and the shapes that it worked on."""
+    kind = " ".join(filter(None, [CLASS_WORDS.get(kernel.kind, kernel.kind.replace("_", " ")), kernel.format]))
+    return kind, " ".join("×".join(map(str, shape)) for shape in kernel.shapes[:3] if shape)
+
+
 def kernel_lines(found: Diagnosis) -> list[str]:
     profile, name = found.profile, found.row.trial.spec.label
     if profile is None:
@@ -189,8 +196,7 @@ def kernel_lines(found: Diagnosis) -> list[str]:
     title = f"{name}: the {unit} that take longest, of {profile.num_kernels:,.0f} in a step of "
     lines = textwrap.wrap(title + format_seconds(found.row.step_seconds or profile.seconds), _WIDTH)
     for each in profile.kernels:
-        kind = " ".join(filter(None, [CLASS_WORDS.get(each.kind, each.kind.replace("_", " ")), each.format]))
-        shapes = " ".join("×".join(map(str, shape)) for shape in each.shapes[:3] if shape)
+        kind, shapes = kernel_words(each)
         figures = f"  {format_seconds(each.seconds):>9} {each.launches:4,.0f}×  "
         inset = " " * len(figures)
         line = f"{kind}: {each.operator} {shapes}"

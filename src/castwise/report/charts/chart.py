@@ -57,10 +57,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class GroupSubject:
-    """What a chart is drawn from: a comparison group, and a function that names the file of a trial."""
+    """What a chart is drawn from: a comparison group, a function that names a trial's file, and what to take."""
 
     group: ComparisonGroup
     file_of: FileOf
+    taken: Sequence[Row] = ()
 
     @property
     def context(self) -> str:

@@ -1,6 +1,7 @@
 """The charts of a comparison group, in the order in which a report shows them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from castwise.records.store import free_name, slug
 from castwise.report.charts import profile, scaling, throughput, training
@@ -11,13 +12,15 @@ from castwise.report.conclusions import Answer, answers_of
 GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "largest": scaling.largest_batch,
     "throughput": throughput.throughput,
+    "profile": profile.step_time,
+    "equivalence": training.equivalence,
     "memory": throughput.memory,
+    "kernels": profile.kernels,
+    "modules": profile.modules,
     "batch": scaling.batch,
     "scaling": scaling.scaling,
-    "equivalence": training.equivalence,
     "loss": training.loss,
     "score": training.score,
-    "profile": profile.step_time,
 }
 # Of a search for the largest batch; bars of every batch that it tried would be too many.
 _OF_MAX_BATCH = ("largest", "batch")
@@ -25,6 +28,9 @@ _OF_MAX_BATCH = ("largest", "batch")
 
 def charts_of(subject: GroupSubject, answers: Sequence[Answer]) -> dict[str, Chart]:
     """Return the charts that the records have something for, by name."""
+    subject = replace(
+        subject, taken=[row for each in answers if each.advice.decision == "take" and (row := each.advice.row)]
+    )
     names = _OF_MAX_BATCH if subject.group.is_max_batch else GROUP_CHARTS
     found = {"ladder": throughput.ladder(subject, answers), **{name: GROUP_CHARTS[name](subject) for name in names}}
     return {name: chart for name, chart in found.items() if chart is not None}

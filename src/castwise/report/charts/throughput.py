@@ -39,7 +39,8 @@ def throughput(subject: GroupSubject) -> Chart | None:
         lines += [f"{status}: {config.trial.message}" if status else ""]
         ratio = format_ratio(speedup) if speedup is not None else ""
         segment = Segment(rate_of(config), look_of(config.precision).colour, subject.tip(config, *lines))
-        words = " · ".join(each for each in (figure, status or ratio) if each)
+        taken = "take" if config in subject.taken else ""
+        words = " · ".join(each for each in (figure, status or ratio, taken) if each)
         bars.append(Bar(name, [segment], words, interval_of(found), bool(status)))
     references = dict.fromkeys(r.precision for c in names if (r := group.reference_of(c)) is not None)
     over = f"; × is over {' or '.join(references)}" if references else ""

@@ -125,7 +125,7 @@
       const numbers = this.table.rows.some((row) => typeof valueOf(row[index]) === "number");
       const first = numbers ? -1 : 1; // figures: the largest first
       const again = this.sorted !== null && this.sorted[0] === index;
-      this.sorted = [index, again ? -this.sorted[1] : first];
+      this.sorted = again && this.sorted[1] !== first ? null : [index, again ? -first : first]; // third: as it was
       this.page = 0;
       this.update();
     }
@@ -183,10 +183,6 @@
     }
   }
 
-  for (const place of document.querySelectorAll("[data-table]")) {
-    new Table(place, DATA.tables[place.dataset.table], place.dataset.caption, place.dataset.table);
-  }
-
   // ---- downloads of charts: the drawing in light colours, below its title and what it is of
   const file = (figure) => {
     const drawing = figure.querySelector("svg.wide").cloneNode(true);
@@ -217,15 +213,84 @@
     };
     picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   };
-  for (const figure of document.querySelectorAll("figure.chart")) {
-    figure.querySelector(".tools").hidden = false;
-    figure.addEventListener("click", (event) => {
-      const kind = event.target.dataset.save;
-      if (kind === "csv") save(`${figure.id}.csv`, "text/csv", toCsv(DATA.tables[figure.id]));
-      if (kind === "svg") save(`${figure.id}.svg`, "image/svg+xml", file(figure).text);
-      if (kind === "png") savePng(figure.id, file(figure));
-    });
+
+  // ---- lines to copy; a page that was opened as a file may have no clipboard but that of the selection
+  const copy = async (button, code) => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  };
+
+  // ---- what a mark of a chart says, for fingers and keys, too
+  const tip = make("div", { class: "tip", role: "status", hidden: "" });
+  document.body.append(tip);
+  const tell = (mark) => {
+    tip.hidden = !mark;
+    if (!mark) return;
+    tip.textContent = mark.querySelector("title").textContent;
+    const place = mark.getBoundingClientRect(), own = tip.getBoundingClientRect();
+    const above = place.top - own.height - 8;
+    tip.style.left = `${Math.max(4, Math.min(place.left, innerWidth - own.width - 4))}px`;
+    tip.style.top = `${above < 4 ? place.bottom + 8 : above}px`;
+  };
+  document.addEventListener("click", (event) => tell(event.target.closest("svg[role=img] :has(> title)")));
+  document.addEventListener("scroll", () => tell(null), { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => {
+    const marks = [...event.target.querySelectorAll("title")].map((title) => title.parentElement);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") tell(null);
+    if (!step || event.target.role !== "img" || !marks.length) return;
+    event.preventDefault();
+    const last = Number(event.target.dataset.mark ?? (step > 0 ? -1 : 0));
+    const next = (last + step + marks.length) % marks.length;
+    event.target.dataset.mark = next;
+    tell(marks[next]);
+  });
+
+  // ---- what a part of the page needs once it is there
+  const prepare = (part) => {
+    for (const place of part.querySelectorAll("[data-table]")) {
+      new Table(place, DATA.tables[place.dataset.table], place.dataset.caption, place.dataset.table);
+    }
+    for (const figure of part.querySelectorAll("figure.chart")) {
+      figure.querySelector(".tools").hidden = false;
+      figure.addEventListener("click", (event) => {
+        const kind = event.target.dataset.save;
+        if (kind === "csv") save(`${figure.id}.csv`, "text/csv", toCsv(DATA.tables[figure.id]));
+        if (kind === "svg") save(`${figure.id}.svg`, "image/svg+xml", file(figure).text);
+        if (kind === "png") savePng(figure.id, file(figure));
+      });
+    }
+    for (const svg of part.querySelectorAll("svg[role=img]:has(title)")) svg.setAttribute("tabindex", "0");
+    for (const code of part.querySelectorAll("details.code code")) {
+      const button = make("button", { type: "button", class: "copy", "aria-live": "polite", onclick: () => copy(button, code) }, "Copy");
+      code.closest("details").append(button);
+    }
+  };
+  const answers = document.getElementById("answers");
+  if (answers && answers.tBodies[0].rows.length > 12) {
+    const input = make("input", { type: "search", placeholder: "model, precision, words", oninput: () => {
+      let shown = false;
+      for (const row of answers.tBodies[0].rows) {
+        if (row.className !== "limit") shown = row.textContent.toLowerCase().includes(input.value.trim().toLowerCase());
+        row.hidden = !shown;
+      }
+    } });
+    answers.parentElement.before(make("div", { class: "bar" }, make("label", {}, "Filter models", input)));
   }
+  const fill = (details) => {
+    if (!(details.id in DATA.later)) return;
+    details.insertAdjacentHTML("beforeend", DATA.later[details.id]);
+    delete DATA.later[details.id];
+    prepare(details);
+  };
+  document.addEventListener("toggle", (event) => { if (event.target.open) fill(event.target); }, true);
+  prepare(document);
 
   // ---- themes
   const theme = document.getElementById("theme");
@@ -240,7 +305,7 @@
   const unfold = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
-    for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
+    for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") { each.open = true; fill(each); }
     target.scrollIntoView();
   };
   window.addEventListener("hashchange", unfold);
@@ -248,8 +313,8 @@
   unfold();
   let opened = [];
   window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details.paper:not([open])")];
-    for (const each of opened) each.open = true;
+    opened = [...document.querySelectorAll("details.paper:not([open]), details.taken:not([open]), .taken .why:not([open])")];
+    for (const each of opened) { each.open = true; fill(each); }
   });
   window.addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
   root.dataset.ready = "yes";

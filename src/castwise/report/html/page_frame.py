@@ -22,7 +22,8 @@ from castwise.report.collection import FileOf
 from castwise.show.table import DataTable
 from castwise.show.theme import LIGHT
 from castwise.show.units import keep_units
-from castwise.spec.quantities import truncate_list
+
+MAX_SECTIONS = 12  # on the page; the script has the others, packed, and fills them in as they are unfolded
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,14 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["few"] = truncate_list
     script = _read("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    shown = {"tables": data.tables, "light": LIGHT}
-    document = json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     frame = {
         "title": title,
         "version": __version__,
         "problems": source.problems,
         "tables": data.tables,
+        "max_sections": MAX_SECTIONS,
         "max_rows": 20,  # of a table, for readers without scripts; the page's script has all
         "charts": data.charts,
         "defs": HATCH,
@@ -100,10 +99,18 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
             "base-uri 'none'; form-action 'none'"
         ),
-        # Base64 is safe inside a script element.
-        "data": base64.b64encode(gzip.compress(document.encode(), compresslevel=6, mtime=0)).decode(),
+    } | dict(context)
+    section = environment.get_template("section.html.j2")
+    later = context.get("sections", ())[MAX_SECTIONS:]
+    shown = {
+        "tables": data.tables,
+        "light": LIGHT,
+        "later": {each["anchor"]: section.render(frame, section=each) for each in later},
     }
-    return str(environment.get_template(template).render(frame | dict(context)))
+    document = json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Base64 is safe inside a script element.
+    packed = base64.b64encode(gzip.compress(document.encode(), compresslevel=6, mtime=0)).decode()
+    return str(environment.get_template(template).render(frame, data=packed))
 
 
 def _table(table: DataTable[Any]) -> dict[str, Any]:

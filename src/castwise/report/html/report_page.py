@@ -1,23 +1,33 @@
 """The report: answers, charts, tables, method, environment and warnings of a collection of records."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.causes import try_line
+from castwise.analysis.code_snippets import framework_lines, framework_snippets
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
 from castwise.records.store import free_name, slug
-from castwise.registry.precisions import precision_sort_key
+from castwise.registry.precisions import precision_row, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.report.charts.chart import GroupSubject
 from castwise.report.charts.registry import charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, markers, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
 from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
-from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked
+from castwise.report.conclusions import (
+    WORDS,
+    Answer,
+    answer_table,
+    answers_of,
+    headline,
+    loop_of,
+    ranked,
+    simplest_of,
+)
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_names import names_by_fingerprint
 from castwise.show import run_report, training_table, why_report
@@ -26,9 +36,10 @@ from castwise.show.notes import remarks
 from castwise.show.table import DataTable
 from castwise.show.theme import FAINT, INK, SOFT, look_of
 from castwise.show.units import format_rate, format_ratio
-from castwise.spec.quantities import truncate_list
+from castwise.spec.quantities import format_share, truncate_list
 
-MAX_SECTIONS = 40  # with charts: more would make a page that no one reads and no phone opens
+_MOST_CODES = 6  # of a section
+_IN_TITLE = ("workload", "setting", "take")  # of one answer, or in the line below its chips
 _SPAN, _MARGIN = 402, 9  # pixels of the axis that all answers share, and left and right of it
 _QUESTION = (
     *("workload", "kind", "data_set", "precision", "loss_scale", "batch_size"),
@@ -45,7 +56,8 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
     versions = dict.fromkeys(f"torch {m.torch}, castwise {m.castwise}" for m in collection.machines.values())
     sections = []
     anchors = dict[int, str]()
-    for group in collection.groups[:MAX_SECTIONS]:
+    first = [answer.group for answer in ranked(answers)]
+    for group in sorted(collection.groups, key=lambda each: first.index(each) if each in first else len(first)):
         # Title and batch sizes stay the same as records are added, and so do links.
         batches = sorted({config.trial.spec.batch_size for config in group.configurations})
         name = f"{slug(group.title)[:60]}-b{'-'.join(map(str, dict.fromkeys((batches[0], batches[-1]))))}"
@@ -54,14 +66,15 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         own = [each for each in answers if each.group is group]
         sections.append(_section(anchor, group, own, collection, source, data))
     trials, same = _trial_table(collection, source.file_of)
+    is_single = len(sections) == len(answers) == 1
     context = {
         "summary": f"{collection.summary} · {truncate_list(list(versions), most=2)}",
         "sentence": said if title else "",
-        "answers": _answer_rows(answers, anchors),
+        "single": is_single,
+        "chips": _chips(answers) if is_single else [],
+        "answers": None if is_single else _answer_rows(answers, anchors),
         "some_cut": any(each.advice.cut for each in answers),
-        "tiles": _tiles(collection, answers) if any(each.advice.how_sure for each in answers) else [],
         "sections": sections,
-        "without_charts": [group.title for group in collection.groups[MAX_SECTIONS:]],
         "trials": data.add_table("trials", trials, choices=("workload", "precision", "status", "kind")),
         "same": same,
         "warnings": _warnings(collection),
@@ -69,7 +82,6 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
         "folded": len(sections) > 8,
-        "why_folded": len(sections) > 2,
     }
     return assemble("page.html.j2", title or said, context, data, source)
 
@@ -94,43 +106,74 @@ def _section(
     if (numerics := why_report.numerics_table(list(group.profiled.values()))) is not None:
         more.append(("numerics", why_report.NUMERICS_TITLE, numerics))
     subject = GroupSubject(group, source.file_of)
-    ids = {
-        name: data.add_chart(f"{anchor}-{name}", chart, subject.context)
+    charts = [
+        data.add_chart(f"{anchor}-{name}", chart, subject.context)
         for name, chart in charts_of(subject, answers).items()
-    }
+    ]
     return {
         "anchor": anchor,
         "title": group.title,
         "description": group.description,
         "gist": "; ".join(loop_of(answer) or WORDS[answer.advice.decision] for answer in answers[:3]),
         "answers": ranked(answers),
-        # Answers for several batch sizes mostly have the same lines of code.
-        "codes": list(
-            dict.fromkeys((each.advice.precision or "", each.advice.code) for each in answers if each.advice.code)
-        ),
-        "charts": [each for name, each in ids.items() if name != "profile"],
-        "why": _why(group) | {"chart": ids.get("profile")},
+        "is_taken": any(each.advice.decision == "take" for each in answers),
+        "charts": charts,
+        "codes": _codes(answers),
+        "why": _why(group),
         "table": data.add_table(f"{anchor}-results", table),
         "more_tables": [(title, data.add_table(f"{anchor}-{name}", own)) for name, title, own in more],
         "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
     }
 
 
+def _codes(answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    """Return lines to copy, each with a heading: of what is taken, and of the simplest that is faster.
+
+    Of what is undecided it is the command that decides.
+    """
+    found: dict[str, str] = {}  # headings by their lines: answers for several batch sizes mostly share them
+    for answer in answers:
+        advice = answer.advice
+        if advice.command:
+            found.setdefault(advice.command, f"What decides it, {answer.setting}")
+        if not advice.code:
+            continue
+        lines = [*advice.code.splitlines(), *framework_lines(advice.snippets)]
+        found.setdefault("\n".join(lines), f"Which lines: {loop_of(answer)}")
+        if (simple := simplest_of(advice)) is not None:
+            row, gain = simple
+            precision, spec = precision_row(row.precision), row.trial.spec
+            snippets = framework_snippets(precision, spec.device_type, row.trial.facts)
+            lines = [precision.code.format(device=spec.device_type), *framework_lines(snippets)]
+            found.setdefault("\n".join(lines), f"Simpler: {row.precision}, {format_ratio(gain)} with autocast alone")
+    return [(title, lines) for lines, title in list(found.items())[:_MOST_CODES]]
+
+
+def _chips(answers: list[Answer]) -> list[tuple[str, str]]:
+    """Return what the table of answers says of the first of them, and of its accuracy and limit, with headings."""
+    table, advice = answer_table(answers), answers[0].advice
+    said = {column.title: column.text(table.rows[0]) for column in table.columns if column.name not in _IN_TITLE}
+    said |= {"how sure": said["how sure"] if advice.cut else advice.how_sure, "accuracy": advice.accuracy}
+    said |= {"why": ""} if advice.decision == "undecided" else {}  # which the title says
+    return [(title, words) for title, words in (said | {"limited by": advice.limit}).items() if words not in ("", "–")]
+
+
 def _why(group: ComparisonGroup) -> dict[str, Any]:
     """Return the causes of each profiled configuration, a line for each, and what is said of all of them."""
     profiled = group.profiled
     found = list(profiled.values())
-    causes, kernels = [], []
-    for config in highest(list(profiled))[:12]:
-        kernels.append((group.label(config), "\n".join(why_report.kernel_lines(profiled[config]))))
-        first, *others = why_report.lines_of(profiled[config], most_causes=2, name=group.label(config))
-        # Evidence and what to try; of the second cause its name before them.
-        parts = filter(None, (others[:2], others[2:]))
-        causes.append((first, [" ".join(map(str.strip, part)) for part in parts]))
+    shown, causes = highest(list(profiled))[:12], []
+    for config in shown:
+        own, lines = profiled[config], list[str]()
+        for cause in own.causes[:2]:
+            saves = "" if cause.share is None else f": at most {format_share(cause.share)} of the step"
+            then = f"Then {cause.evidence}. " if lines else ""
+            lines.append(f"{then}Try {try_line(cause, config.trial.spec.techniques)} ({cause.name}{saves}).")
+        first = own.causes[0].evidence if own.causes else f"no cause found, {own.bound}"
+        causes.append((f"{group.label(config)}: {first}.", lines))
     return {
         "causes": [*causes, *((f"{group.label(config)}: {why}.", ()) for config, why in _unexplained(group))],
-        "kernels": kernels,
-        "num_more": len(profiled) - len(kernels),
+        "num_more": len(profiled) - len(shown),
         "remarks": [line.replace("`", "") for line in (*why_report.remarks(found), *why_report.numerics_lines(found))],
     }
 
@@ -159,28 +202,6 @@ def _steady_table(group: ComparisonGroup, taken: set[str | None]) -> DataTable[F
     columns = [field for field in columns if field.name != "precision"]
     precision = Field("precision", "precision", format=lambda r: r["precision"] + (" ◯" if r["key"] in taken else ""))
     return DataTable([precision, *columns], rows, table.group)
-
-
-def _tiles(collection: Collection, answers: Sequence[Answer]) -> list[tuple[str, str, str]]:
-    """Return the figures above the table of answers: a heading, a figure and a line below it each."""
-    taken = [each for each in answers if each.advice.decision == "take" and not each.advice.cut]
-    over = dict.fromkeys("PyTorch's default" if each.advice.over_default else "fp32" for each in taken)
-    tiles = []
-    for heading, words, values in (
-        ("median speed-up", f"over {' or '.join(over)}", [each.advice.speedup for each in taken]),
-        ("median memory", "of the reference's peak", [each.advice.memory_ratio for each in taken]),
-    ):
-        known = [value for value in values if value is not None]
-        tiles += [(heading, format_ratio(statistics.median(known)), words)] if known else []
-    configurations = collection.configurations
-    failed = [config for config in configurations if config.trial.status not in ("ok", "unsupported")]
-    names = list(dict.fromkeys(f"{c.precision} {c.trial.status}, {c.trial.spec.workload}" for c in failed))
-    words = truncate_list(names, most=1) if names else "all ended well"
-    tiles.append(("failed configurations", f"{len(failed)} of {len(configurations)}", words))
-    once = sum(each.advice.how_sure.startswith("one run") for each in answers)
-    words = "more processes or seeds give an interval" if once else "intervals are over processes"
-    tiles.append(("rest on one run", f"{once} of {len(answers)}", words))
-    return tiles
 
 
 def _answer_rows(answers: Sequence[Answer], anchors: dict[int, str]) -> dict[str, Any] | None:
