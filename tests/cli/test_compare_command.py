@@ -27,7 +27,9 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_table_says_how_many_times_as_fast(command: CommandLine, sides: tuple[Path, Path]) -> None:
     outcome = command("compare", *sides)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith("Slow GPU over Fake GPU: 0.50× [0.50, 0.50] (fp32), 0.50× [0.50, 0.50] (bf16-mixed);")
+    said, details, *_ = outcome.out.splitlines()
+    assert said == "resnet50: take bf16-mixed on both, Slow GPU is 0.50× as fast"
+    assert details.startswith("Speed, Slow GPU over Fake GPU: 0.50×, geometric mean 0.50× over 2 configurations")
     assert "▼ slower" in outcome.out
     assert "\x1b[" not in outcome.out, "no colour where it is piped"
     assert "Slow GPU" in outcome.out.split("What differs")[1]
@@ -48,7 +50,7 @@ def test_a_margin_makes_a_slowdown_the_same(command: CommandLine, tmp_path: Path
 
 def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) -> None:
     text = command("compare", *sides, "--format", "markdown").out
-    assert text.startswith("**Slow GPU over Fake GPU: 0.50×")
+    assert text.startswith("**resnet50: take bf16-mixed on both, ")
     assert "- ▼ resnet50 fp32 batch 256: 0.50× [0." in text
     assert "| resnet50 | fp32 | 256 |" in text
     assert "<details><summary>What differs</summary>" in text
@@ -101,11 +103,11 @@ def test_published_figures_are_a_machine(command: CommandLine, tmp_path: Path) -
     folder = stored(tmp_path / "mine", [*runs, steady()])
     outcome = command("compare", "published:T4", folder)
     assert outcome.code == 0
-    assert outcome.out.startswith("Fake GPU over T4 (published): ")
+    assert outcome.out.startswith("Fake GPU is 0.67× to ")
     assert "diverged on T4 (published)" in outcome.out
     assert "resnet50 fp32 batch 256: no other machine has this workload" in outcome.out
     two = command("compare", "published:T4", "published:P100", "published:k80")
-    assert "P100 (published) over T4 (published): 1.22× (fp32)" in two.out
+    assert "P100 (published) over T4 (published): 0.65× to 1.22×, geometric mean" in two.out
 
 
 def test_the_chart_becomes_a_picture(command: CommandLine, sides: tuple[Path, Path], tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_the_chart_becomes_a_picture(command: CommandLine, sides: tuple[Path, Pa
 
 def test_prices_by_the_hour_are_of_machines_by_their_names(command: CommandLine, sides: tuple[Path, Path]) -> None:
     outcome = command("compare", *sides, "--price-hour", "GPU=4,slow gpu=1", "--price-kwh", "0.5")
-    assert "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.0×." in outcome.out
+    assert "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.00×." in outcome.out
     assert "work per" in outcome.out.split("Energy and price")[1]
     cell = json.loads(command("compare", *sides, "--price-hour", "slow=1", "--format", "json").out)["cells"][0]
     assert [place["units_per_price"] is None for place in cell["places"]] == [True, False]

@@ -33,7 +33,7 @@ from castwise.report.charts.svg import (
 )
 from castwise.report.collection import collect
 from castwise.report.conclusions import answers_of
-from castwise.report.machine_comparison import Origin, compare_machines, measured_machines
+from castwise.report.machine_comparison import MachinePrices, Origin, compare_machines, measured_machines
 from castwise.show.fields import FlatRow
 from castwise.show.table import csv_grid
 from castwise.show.theme import KERNELS, look_of
@@ -290,8 +290,10 @@ def test_large_groups_are_drawn_in_part_and_the_table_has_all() -> None:
 def test_machines_are_dots_with_intervals_around_one() -> None:
     here = [steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES]
     (machines,) = measured_machines([Origin("records", [*here, *map(other_machine, here)])])
-    made = ratios(compare_machines(machines), file_of)
+    prices = MachinePrices({machines[0].name: 4.0, machines[1].name: 1.0})
+    made = ratios(compare_machines(machines, prices=prices), file_of)
     assert made is not None
+    assert {"2.00×", "best against best", "work for the same money"} <= set(texts(made))
     assert {"0.50×", "geometric mean"} <= {text.split(" [")[0] for text in texts(made)}
     assert sum("95 % interval" in tip for tip in tips(made)) == len(PRECISION_NAMES)
 

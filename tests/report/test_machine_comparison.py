@@ -21,9 +21,11 @@ from castwise.report.machine_comparison import (
     published_machine,
 )
 from castwise.report.machine_report import (
+    best_lines,
+    detail_lines,
     headline,
-    mean_lines,
     remark_lines,
+    result_table,
     slower_lines,
     verdict_counts,
     verdict_text,
@@ -217,18 +219,30 @@ def test_speedups_of_precisions_and_the_headline() -> None:
     assert [result.speedup for result in fp32.results] == [None, None]
     speedups = [result.speedup.value for result in mixed.results if result.speedup is not None]
     assert speedups == pytest.approx([2.5, 5.0], rel=0.01)
-    assert headline(comparison) == (
-        "Slow GPU over Fake GPU: 0.50× (fp32), 0.0 % (bf16-mixed); geometric mean 0.71× over 2 configurations, "
-        "one run each."
+    assert detail_lines(comparison)[0] == (
+        "Speed, Slow GPU over Fake GPU: 0.50× to 1.000×, geometric mean 0.71× over 2 configurations, one run each."
     )
-    several = [steady(workload=name, factor=factor) for name, factor in (("resnet50", 0.1), ("dpn92", 2.0))]
-    others = [elsewhere(several[0], "Slow GPU"), other_machine(several[1])]
-    assert "Slow GPU over Fake GPU: 0.50–1.00× (fp32);" in headline(compare(several, others))
 
 
-def test_differences_below_ten_percent_are_in_percent() -> None:
+def test_the_answer_is_what_to_take_on_each_machine_and_the_best_of_both() -> None:
+    unsafe = [steady("bf16-true", factor=0.1), elsewhere(steady("bf16-true", factor=0.1))]
+    here = [steady("fp32"), steady("bf16-mixed"), unsafe[0]]
+    there = [elsewhere(steady("fp32", factor=0.2)), elsewhere(steady("bf16-mixed", factor=4.0)), unsafe[1]]
+    comparison = compare(here, there)
+    said = "resnet50: take bf16-mixed on Fake GPU, fp32 on Other GPU, which is 2.00× as fast"
+    assert headline(comparison) == said
+    assert comparison.means_of(comparison.machines[1]).best == pytest.approx(2.0, rel=0.01)
+    several = compare([*here, steady(workload="dpn92")], [*there, elsewhere(steady(workload="dpn92"))])
+    assert headline(several) == "Other GPU is 1.000× to 2.00× as fast as Fake GPU, best against best"
+    assert best_lines(several) == [said, "dpn92: take fp32 on both, Other GPU is 1.000× as fast"]
+
+
+def test_ratios_near_one_have_three_decimals() -> None:
     comparison = compare(rounds(0.1, 0.1001, 0.0999), [elsewhere(each) for each in rounds(0.105, 0.1051, 0.1049)])
-    assert headline(comparison) == "Other GPU over Fake GPU: −4.8 % [−5.0, −4.5] (fp32)."
+    assert headline(comparison) == "resnet50: take fp32 on both, Other GPU is 0.952× as fast"
+    table = result_table(comparison)
+    (ratio,) = (column for column in table.columns if column.name == "ratio")
+    assert ratio.text(table.rows[0]) == "0.952× [0.950, 0.955]"
 
 
 def test_geometric_means_of_speed_energy_and_work_per_money() -> None:
@@ -244,7 +258,7 @@ def test_geometric_means_of_speed_energy_and_work_per_money() -> None:
     assert here.units_per_price == pytest.approx(here.throughput.value * 3600 / 4)
     assert here.units_per_energy_price == pytest.approx(3.6e6 / here.joules.value / 0.5)
     assert means.work_per_price == pytest.approx(0.5 * 4)
-    assert mean_lines(comparison)[1] == "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.0×."
+    assert detail_lines(comparison)[2] == "Work for the same money, Slow GPU over Fake GPU, at 1 and 4 an hour: 2.00×."
     without = compare_machines(machines)
     assert without.means_of(machines[1]).work_per_price is None
     assert without.rows[0].results[0].units_per_price is None

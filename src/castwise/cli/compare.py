@@ -53,7 +53,7 @@ class CompareOptions(ChartOptions, SelectionOptions):
     format: Annotated[
         Literal["table", "markdown", "json"], Option("How the result is printed on stdout.", "Output")
     ] = "table"
-    title: Annotated[str | None, Option("The page's title; else the machines' names.", "Output")] = None
+    title: Annotated[str | None, Option("The page's title; else the answer.", "Output")] = None
     fail_on: Annotated[
         Literal["slower"] | None,
         Option("Exit with 1 if something is proven slower than on the first machine.", metavar="slower"),

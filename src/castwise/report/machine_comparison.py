@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from castwise.analysis import training_metrics
@@ -24,7 +24,7 @@ from castwise.analysis.statistics import MIN_PROCESSES, Estimate, Verdict, estim
 from castwise.records.schema import Trial
 from castwise.records.store import free_name
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.precisions import BASELINE, precision_sort_key
+from castwise.registry.precisions import BASELINE, precision_row, precision_sort_key
 from castwise.registry.published import PublishedMachine
 from castwise.registry.workloads import unit_of
 from castwise.report.collection import Collection, collect, machine_traits, throughput_of
@@ -181,6 +181,7 @@ class GeometricMeans:
     energy: float | None = None  # < 1 takes less
     num_energies: int = 0
     work_per_price: float | None = None  # > 1 does more for one of the currency, by the hourly prices
+    best: float | None = None  # each machine's fastest configuration over the first machine's fastest
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,34 @@ class MachineComparison:
             for row in self.rows
         )
 
+    def best_of(self, machine: ComparedMachine) -> dict[str, tuple[MachineResult, MachineResult, float]]:
+        """Return the fastest results with float32 weights of the first and another machine, and their ratio, by title.
+
+        They may differ in precision and batch size.
+        """
+        found = dict[str, tuple[MachineResult, MachineResult, float]]()
+        for title, rows in self.groups.items():
+            sides = [
+                [
+                    each
+                    for each in side.results.values()
+                    if each.group_key == rows[0].results[0].group_key
+                    and (each.status, each.is_timed) == ("ok", True)
+                    and precision_row(each.spec.precision).keeps_float32_weights
+                ]
+                for side in (self.machines[0], machine)
+            ]
+            sides = [
+                [each for each in side if each.run_seconds] or side for side in sides
+            ]  # whole runs, if there are any
+            if all(sides):
+                here, there = (
+                    min(side, key=lambda each: fmean(each.run_seconds or each.unit_seconds)) for side in sides
+                )
+                ratio = _verdict(self.machines[0].name, here, there, self.margin).ratio
+                found |= {title: (here, there, ratio.value)} if ratio is not None else {}
+        return found
+
     def means_of(self, machine: ComparedMachine) -> GeometricMeans:
         """Return the geometric means of another machine's figures relative to the first machine's."""
         pairs = [(row.result_on(self.machines[0]), row.result_on(machine)) for row in self.rows]
@@ -218,8 +247,9 @@ class MachineComparison:
             for base, result in pairs
             if base and result and result.ratio and result.units_per_price and base.units_per_price
         ]
-        speed, energy, work = (geometric_mean(each) if each else None for each in (speeds, energies, works))
-        return GeometricMeans(machine, speed, len(speeds), energy, len(energies), work)
+        best = [ratio for *_, ratio in self.best_of(machine).values()]
+        means = [geometric_mean(each) if each else None for each in (speeds, energies, works, best)]
+        return GeometricMeans(machine, means[0], len(speeds), means[1], len(energies), *means[2:])
 
     @property
     def is_without_intervals(self) -> bool:

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from castwise.analysis.statistics import Estimate, has_interval
-from castwise.registry.precisions import precision_sort_key
 from castwise.report.machine_comparison import THIS_CARD, ComparisonRow, MachineComparison, MachineResult
 from castwise.show.fields import (
     Field,
     FlatRow,
-    difference_text,
     estimate_values,
     find_fields,
     interval_text,
+    precise_ratio,
+    precise_ratio_text,
     ratio_text,
     worth_showing,
 )
@@ -25,7 +24,6 @@ from castwise.show.units import pluralize
 from castwise.spec.quantities import truncate_list
 
 _MAX_LABELS = 4  # configurations that a line names
-_ONE_DECIMAL_FROM = 1.995  # ratios in sentences
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 COSTS = "Energy and price"  # the heading of the cost table
 _FAILED = "✕"  # before the figure of a run that did not end well
@@ -45,63 +43,53 @@ def title_of(comparison: MachineComparison) -> str:
 
 
 def headline(comparison: MachineComparison) -> str:
-    """Return the result in words: how many times as fast each machine is in each precision, and in the mean."""
+    """Return the answer: what to take on each machine, or of several workloads how fast the best of each machine is."""
+    lines = best_lines(comparison)
+    if len(lines) == 1:
+        return lines[0]
     first, *others = comparison.machines
-    sentences = []
-    for machine in others:
-        ratios: dict[str, list[Estimate]] = {}
-        for row in comparison.rows:
-            result = row.result_on(machine)
-            if result is not None and result.ratio is not None:
-                ratios.setdefault(row.spec.precision, []).append(result.ratio)
-        if not ratios:
-            sentences.append(f"Nothing of {machine.name} can be compared with {first.name}.")
-            continue
-        spans = []
-        for precision in sorted(ratios, key=precision_sort_key)[:4]:
-            found = ratios[precision]
-            is_interval = len(found) == 1 and has_interval(found[0])
-            span = ratio_text(found[0]) if is_interval else _span([each.value for each in found])
-            spans.append(f"{span} ({precision})")
-        if len(ratios) > len(spans):
-            spans.append(f"{len(ratios) - len(spans)} more precisions below")
-        text = f"{machine.name} over {first.name}: {', '.join(spans)}"
-        means = comparison.means_of(machine)
-        if means.speed is not None and means.num_speeds > 1:
-            text += f"; geometric mean {short_ratio(means.speed)} over {means.num_speeds} configurations"
-        words = {result.words for _, result in comparison.results if result.ratio is not None}
-        once = "one run on a side" if words == {"one run on a side"} else "one run each"
-        sentences.append(text + (f", {once}." if comparison.is_without_intervals else "."))
-    return " ".join(sentences)
+    best = {machine.name: [ratio for *_, ratio in comparison.best_of(machine).values()] for machine in others}
+    words = [f"{name} is {_span(ratios)} as fast as {first.name}" for name, ratios in best.items() if ratios]
+    return f"{'; '.join(words)}, best against best" if words else title_of(comparison)
 
 
-def short_ratio(value: float) -> str:
-    """Return a ratio without an interval: `−1.4 %`, `1.27×`, `10.8×`."""
-    return f"{value:.1f}×" if value >= _ONE_DECIMAL_FROM else difference_text("ratio")({"ratio": value})
+def best_lines(comparison: MachineComparison) -> list[str]:
+    """Return what to take on two machines for a workload, and how fast the other one then is, a line for each."""
+    lines = []
+    for machine in comparison.machines[1:]:
+        for title, (here, there, ratio) in comparison.best_of(machine).items():
+            has_batches = here.spec.batch_size != there.spec.batch_size
+            loops = [f"{e.spec.precision}{f' (batch {e.spec.batch_size})' * has_batches}" for e in (here, there)]
+            take = f"{loops[0]} on {here.machine}, {loops[1]} on {there.machine}, which"
+            take = f"{loops[0]} on both, {there.machine}" if loops[0] == loops[1] else take
+            lines.append(f"{title}: take {take} is {precise_ratio(ratio)} as fast")
+    return lines
 
 
 def _span(values: Sequence[float]) -> str:
-    """Return the least and the greatest of some ratios: `2.6–10.8×`, `−1.3 % to +0.4 %`."""
-    ends = list(dict.fromkeys(short_ratio(value) for value in (min(values), max(values))))
-    if all("%" in end for end in ends):
-        return " to ".join(ends)
-    digits = 1 if min(values) >= _ONE_DECIMAL_FROM else 2
-    return "–".join(dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))) + "×"
+    """Return the least and the greatest of some ratios: `2.6× to 10.8×`."""
+    return " to ".join(dict.fromkeys(map(precise_ratio, (min(values), max(values)))))
 
 
-def mean_lines(comparison: MachineComparison) -> list[str]:
-    """Return the geometric means of energy and of work per money, a line for each machine that has them."""
+def detail_lines(comparison: MachineComparison) -> list[str]:
+    """Return what stands below the answer: of several workloads one each, and geometric means of each machine."""
     first, *others = comparison.machines
-    lines = []
+    best = best_lines(comparison)
+    lines = best if len(best) > 1 else []
     for machine in others:
         means, per_hour = comparison.means_of(machine), comparison.prices.per_hour
+        if means.speed is not None:
+            ratios = [own.ratio.value for row in comparison.rows if (own := row.result_on(machine)) and own.ratio]
+            over = f"geometric mean {precise_ratio(means.speed)} over {pluralize(means.num_speeds, 'configuration')}"
+            once = ", one run each" * comparison.is_without_intervals
+            lines.append(f"Speed, {machine.name} over {first.name}: {_span(ratios)}, {over}{once}.")
         if means.energy is not None:
             over = f"geometric mean over {pluralize(means.num_energies, 'configuration')}"
-            ratio = short_ratio(means.energy)
+            ratio = precise_ratio(means.energy)
             lines.append(f"GPU energy for the same work, {machine.name} over {first.name}: {ratio}, {over}.")
         if means.work_per_price is not None:
             prices = f"{per_hour[machine.name]:g} and {per_hour[first.name]:g} an hour"
-            ratio = short_ratio(means.work_per_price)
+            ratio = precise_ratio(means.work_per_price)
             lines.append(f"Work for the same money, {machine.name} over {first.name}, at {prices}: {ratio}.")
     return lines
 
@@ -148,7 +136,7 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
         _marked(Field("throughput_first", first, "rate")),
         _marked(Field("throughput", there, "rate")),
         Field("unit", "unit", format=lambda row: f"{row['unit']}/s"),
-        Field("ratio", "ratio", "ratio", difference_text("ratio")),
+        Field("ratio", "ratio", "ratio", precise_ratio_text("ratio")),
         Field("verdict", "verdict"),
         _marked(Field("speedup_first", f"speed-up on {first}", "ratio", interval_text("speedup_first"))),
         _marked(Field("speedup", f"speed-up {on}{there}", "ratio", interval_text("speedup"))),
@@ -176,7 +164,7 @@ def cost_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     for name, what in zip(names, ("energy", "work per money", "work per money of energy"), strict=True):
         fields += [figure(f"{name}_first", f"{what}, {first}"), figure(name, f"{what}, {there}")]
         if name == "joules_per_unit":
-            fields += [Field("energy_ratio", "energy ratio", "ratio", difference_text("energy_ratio"))]
+            fields += [Field("energy_ratio", "energy ratio", "ratio", precise_ratio_text("energy_ratio"))]
     fields += [Field("unit", "unit")]
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size")), lines)
 
@@ -326,7 +314,7 @@ def present(comparison: MachineComparison) -> Presentation:
         below += [Fold(title, [Lines([f"  {line}" for line in lines])])] if lines else []
     parts: list[Part] = [
         paragraph(headline(comparison)),
-        Lines(mean_lines(comparison)),
+        Lines(detail_lines(comparison)),
         paragraph(verdict_counts(comparison), ""),
         Lines([""]),
         grid(result_table(comparison), _DROP_FIRST),
@@ -350,6 +338,7 @@ def document(comparison: MachineComparison) -> dict[str, Any]:
                 "energy_ratio": means.energy,
                 "energy_cells": means.num_energies,
                 "work_per_price_ratio": means.work_per_price,
+                "best_ratio": means.best,
             }
             for means in map(comparison.means_of, comparison.machines[1:])
         ],

@@ -47,7 +47,7 @@ _FORMATS: dict[Unit, Callable[[Any], str]] = {
     "boolean": str,
 }
 _NEARLY_EVEN = 1.5  # times as long as the other may one side of an interval be for ±
-_IN_PERCENT = 0.1  # ratios that are nearer to 1 are said in per cent
+_NEAR = 0.1  # ratios that are nearer to 1 have a decimal more, where that matters
 _KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
 
 
@@ -123,20 +123,20 @@ def short_ratio_text(name: str) -> Callable[[FlatRow], str]:
     return text
 
 
-def difference_text(name: str) -> Callable[[FlatRow], str]:
-    """Return the same format, but in per cent for a ratio within 10 % of 1: `−1.4 % [−2.6, −0.2]`."""
+def precise_ratio(value: float) -> str:
+    """Return a ratio, with three decimals within 10 % of 1: `10.78×`, `0.986×`."""
+    return f"{value:.3f}×" if abs(value - 1) < _NEAR else f"{value:.2f}×"
+
+
+def precise_ratio_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the format of the same with its interval: `0.986× [0.974, 0.998]`."""
 
     def text(row: FlatRow) -> str:
-        if abs(row[name] - 1) >= _IN_PERCENT:
-            return interval_text(name)(row)
-        interval = format_interval(row[name], row.get(f"{name}_low"), row.get(f"{name}_high"), _percent_text)
-        return with_interval(f"{_percent_text(row[name])} %", interval)
+        figure, form = precise_ratio(row[name]), "{:.3f}" if abs(row[name] - 1) < _NEAR else "{:.2f}"
+        ends = row.get(f"{name}_low"), row.get(f"{name}_high")
+        return with_interval(figure, format_interval(row[name], *ends, form.format))
 
     return text
-
-
-def _percent_text(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+z.1f}".replace("-", "−").replace("+0.0", "0.0")
 
 
 def precision_text(row: FlatRow) -> str:
@@ -438,5 +438,5 @@ def estimate_values(name: str, found: Estimate | None) -> dict[str, float | None
 
 
 def ratio_text(found: Estimate | None) -> str:
-    """Return a ratio with its interval, if that says something, as `difference_text` does; "–" for None."""
-    return "–" if found is None else difference_text("ratio")(estimate_values("ratio", found))
+    """Return a ratio with its interval, if that says something, as `precise_ratio_text` does; "–" for None."""
+    return "–" if found is None else precise_ratio_text("ratio")(estimate_values("ratio", found))

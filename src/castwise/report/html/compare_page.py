@@ -7,7 +7,7 @@ from castwise.report.machine_comparison import MachineComparison
 
 
 def render_comparison(comparison: MachineComparison, source: Source, title: str | None = None) -> str:
-    """Return the comparison as HTML; without a title it has the machines' names."""
+    """Return the comparison as HTML; without a title the answer is its title."""
     data = PageData()
     machines = []  # each with its device, and when it was measured
     for machine in comparison.machines:
@@ -24,8 +24,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     context = {
         "summary": " · ".join(machines),
         "sentence": "",
-        "result": machine_report.headline(comparison),
-        "means": machine_report.mean_lines(comparison),
+        "details": machine_report.detail_lines(comparison),
         "verdict_counts": machine_report.verdict_counts(comparison).replace("`", ""),
         "slower": machine_report.slower_lines(comparison),
         "remarks": machine_report.remark_lines(comparison),
@@ -38,4 +37,4 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         "margin": f"{100 * comparison.margin:.3g} %",
         "notes": machine_report.note_lines(comparison),
     }
-    return assemble("versus.html.j2", title or machine_report.title_of(comparison), context, data, source)
+    return assemble("versus.html.j2", title or machine_report.headline(comparison), context, data, source)
