@@ -25,7 +25,7 @@ from castwise.orchestrator.job import prepare, prepare_profiles
 from castwise.orchestrator.pickling import pickle_user_objects
 from castwise.orchestrator.runner import Listener, NullListener
 from castwise.records.schema import Trial
-from castwise.report.files import ReportOptions, find, write_pictures, write_report
+from castwise.report.files import ReportOptions, find, write_card, write_pictures, write_report
 from castwise.show import run_report, why_report
 from castwise.show.presentation import Presentation, html, print_parts
 from castwise.show.progress import LiveProgress
@@ -106,6 +106,7 @@ class ReportKeywords(TypedDict, total=False):
 
     output: _PathLike | None
     title: str
+    card: _PathLike | None
     charts: _PathLike | None
     workload: str | Sequence[str] | None
     precision: str | Sequence[str] | None
@@ -653,6 +654,8 @@ def report(records: _PathLike | Sequence[_PathLike] | None = None, **options: Un
     found = find(request.folders("report"), request)
     if request.output is not None:
         write_report(found, request.output, request.title)
+    if request.card is not None:
+        write_card(found, request.card)
     if request.charts is not None:
         from castwise.report.charts.registry import pictures_of
 

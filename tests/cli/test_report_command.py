@@ -60,6 +60,20 @@ def test_the_example_is_real_and_small(command: CommandLine, tmp_path: Path, mon
     assert sum(len(zlib.compress(path.read_bytes())) for path in shipped) < 200_000, "in the wheel"
 
 
+def test_a_card_is_the_answer_as_a_picture(command: CommandLine, tmp_path: Path) -> None:
+    records = [steady(name, repeat) for repeat in range(3) for name in ("fp32", "bf16-mixed")]
+    folder, output = stored(tmp_path / "h200", records), tmp_path / "answer.svg"
+    outcome = command("report", folder, "--card", output)
+    assert (outcome.code, outcome.err) == (0, f"{output}: 1 kB\n")
+    assert "take bf16-mixed" in output.read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("*.html")), "only what was asked for"
+    search = stored(
+        tmp_path / "search", [fake_trial(fake_spec(memory_limit_bytes=2**34), status="oom", step_seconds=())]
+    )
+    refused = command("report", search, "--card", output)
+    assert (refused.code, refused.error_lines[0].startswith("castwise: --card shows an answer")) == (2, True)
+
+
 def test_the_same_records_give_the_same_page(command: CommandLine, results: Path, tmp_path: Path) -> None:
     for name in ("one.html", "two.html"):
         assert command("report", results, "-o", tmp_path / name).code == 0

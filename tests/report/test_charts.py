@@ -17,6 +17,7 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, pro
 
 from castwise.records.schema import Trial
 from castwise.registry.kernel_classes import KERNEL_CLASSES
+from castwise.report.charts.card import card
 from castwise.report.charts.chart import MAX_BARS, Chart, GroupSubject, downsample
 from castwise.report.charts.machines import ratios
 from castwise.report.charts.profile import PARTS
@@ -296,6 +297,31 @@ def test_machines_are_dots_with_intervals_around_one() -> None:
     assert {"2.00×", "best against best", "work for the same money"} <= set(texts(made))
     assert {"0.50×", "geometric mean"} <= {text.split(" [")[0] for text in texts(made)}
     assert sum("95 % interval" in tip for tip in tips(made)) == len(PRECISION_NAMES)
+
+
+def card_of(*trials: Trial) -> str:
+    return card(answers_of(collect(trials))[0])
+
+
+def test_the_card_has_model_gpu_answer_date_and_command() -> None:
+    made = card_of(*(steady(name, repeat) for repeat in range(3) for name in PRECISION_NAMES))
+    words = [each.text or "" for each in ElementTree.fromstring(made).iter() if each.tag.endswith("text")]
+    assert words[:3] == ["resnet50, batch 256, Fake GPU", "1.75×", "as fast as PyTorch's default"]
+    assert words[3].endswith("] 3 runs each")
+    assert words[4].startswith("take bf16-mixed, in 0.82× the memory")
+    assert (words[5], words[6]) == ("default", "1.00×")
+    assert words[-3:-1] == ["bf16-mixed", "1.75×"]
+    assert words[-1].endswith("· 2000-01-01 · castwise run resnet50 --batch-size 256")
+    assert "var(" not in made
+
+
+def test_the_card_of_hostile_records_is_valid_and_undecided_ones_say_so() -> None:
+    ElementTree.fromstring(
+        card_of(
+            *(poisoned(steady(name, n), "precision", "loss_scale") for n in range(2) for name in ("fp32", "bf16-mixed"))
+        )
+    )
+    assert "undecided" in card_of(steady("fp32"), steady("bf16-mixed", factor=2.0))
 
 
 def test_every_class_of_kernels_is_in_one_part_of_a_step() -> None:

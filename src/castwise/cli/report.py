@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from castwise.cli.output import format_size, say, say_problems, show
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.report.files import ReportOptions, find, write_pictures, write_report
+from castwise.report.files import ReportOptions, find, write_card, write_pictures, write_report
 from castwise.show.units import pluralize
 from castwise.spec.options import Option
 
@@ -19,6 +19,7 @@ Examples:
     castwise report h200/ -o report.md           Markdown, for a pull request
     castwise report h200/ --format table         tables in the terminal
     castwise report h200/ --charts figures/      every chart as SVG
+    castwise report h200/ --card answer.svg      the answer as one picture
     castwise report --example                an H100's records, without measuring
 """
 
@@ -43,7 +44,7 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
         from castwise.report.text_report import present
 
         show(output.format, present(found.collection, wide=output.format == "markdown"))
-    elif options.output is not None or options.charts is None:
+    elif options.output is not None or (options.charts is None and options.card is None):
         path = options.output or (_EXAMPLE if options.example else _DEFAULT_REPORT)
         size = write_report(found, path, options.title)
         say(f"{path}: {pluralize(len(found.collection.trials), 'trial')}, {format_size(size)}")
@@ -52,4 +53,6 @@ def report(options: ReportOptions, output: ReportPrintOptions) -> None:
 
         count = write_pictures(pictures_of(found.collection, found.file_of), options.charts)
         say(f"{options.charts}: {pluralize(count, 'picture')}")
+    if options.card is not None:
+        say(f"{options.card}: {format_size(write_card(found, options.card))}")
     say_problems(found.problems)

@@ -69,6 +69,9 @@ class ReportOptions(ChartOptions, RecordsOptions):
         Path | None, Option("The file to write: .html or .md.", "Output", flags=("--output", "-o"), metavar="FILE")
     ] = None
     title: Annotated[str | None, Option("The report's title; else the answer.", "Output")] = None
+    card: Annotated[
+        Path | None, Option("Write the answer as one SVG picture, to share.", "Output", metavar="FILE.svg")
+    ] = None
     example: Annotated[
         bool, Option("Take records of an H100 that come with castwise, to see what a report is.", "Records")
     ] = False
@@ -162,6 +165,17 @@ def write_report(found: Found, output: Path, title: str | None = None) -> int:
         return present(found.collection, wide=True).text("markdown")
 
     return write_by_suffix(output, html=html, markdown=markdown)
+
+
+def write_card(found: Found, path: Path) -> int:
+    """Write the answer with the largest gain as a picture, and return its size; UsageError if there is none."""
+    from castwise.report.charts.card import card
+    from castwise.report.conclusions import answers_of, ranked
+
+    answers = [each for each in ranked(answers_of(found.collection)) if each.advice.decision != "nothing"]
+    if not answers:
+        raise UsageError("--card shows an answer, and these records have none: nothing in them was compared.")
+    return atomic_write(path, card(answers[0]).encode())
 
 
 def write_pictures(pictures: Iterable[tuple[str, str]], folder: Path) -> int:
