@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -205,6 +205,7 @@ class Result:
 
     trials: tuple[Trial, ...]
     margin: float = MARGIN
+    _pictures: ClassVar[tuple[str, ...]] = ()  # how the names of the report's charts end that a notebook shows
 
     @property
     def _shown(self) -> Presentation:
@@ -241,8 +242,15 @@ class Result:
         return self._rendered(_WIDTH, color=False)
 
     def _repr_html_(self) -> str:
-        """Return what Jupyter shows."""
-        return html(self._shown.parts)
+        """Return what Jupyter shows: the tables, and beside them the report's chart of each comparison."""
+        from castwise.report.charts.registry import pictures_of
+        from castwise.report.collection import collect
+
+        pictures = pictures_of(collect(self.trials, self.margin), lambda _: "") if self._pictures else ()
+        fits = '<svg style="max-width:100%;height:auto"'
+        charts = [svg.replace("<svg", fits, 1) for name, svg in pictures if name.endswith(self._pictures)]
+        sides = (f'<div style="flex:1 1 30em;min-width:0">{each}</div>' for each in (html(self._shown.parts), *charts))
+        return f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(sides)}</div>'
 
     def _rendered(self, width: int, *, color: bool) -> str:
         text = io.StringIO()
@@ -267,6 +275,7 @@ class Comparison(Result, Sequence[Trial]):
     rows: tuple[Row, ...]
     advice: tuple[Advice, ...]
     margin: float = MARGIN
+    _pictures = ("-throughput.svg",)
 
     @property
     def best(self) -> str | None:
@@ -307,6 +316,7 @@ class Diagnoses(Result):
 
     trials: tuple[Trial, ...]
     left_out: tuple[LeftOut, ...] = ()
+    _pictures = ("-profile.svg",)
 
     @cached_property
     def found(self) -> tuple[Diagnosis, ...]:
@@ -331,6 +341,7 @@ class Tuning(Result):
     """What `castwise.tune` found."""
 
     found: "TuningResult"
+    _pictures = ("-ladder.svg", "-throughput.svg")
 
     @property
     def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
@@ -371,6 +382,7 @@ class MaxBatches(Result):
     """What `castwise.max_batch` found."""
 
     found: "MaxBatchResult"
+    _pictures = ("-batch.svg", "-largest.svg")
 
     @property
     def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
@@ -408,6 +420,7 @@ class Accuracies(Result):
     """What `castwise.accuracy` found."""
 
     found: "AccuracyResult"
+    _pictures = ("-equivalence.svg",)
 
     @property
     def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]

@@ -501,4 +501,5 @@ def test_in_python_it_is_a_function(command: CommandLine, monkeypatch: pytest.Mo
     assert found.runs[1].verdict.kind == "as good"
     assert "bf16-mixed is as good as fp32" in str(found)
     assert found.to_dict()["metric"] == "accuracy"
+    assert "Is the accuracy as good as in fp32?" in found._repr_html_()
     assert repr(found) == "Accuracies(mnist-cnn: {'bf16-mixed': 'as good'})"

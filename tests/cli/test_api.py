@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -64,7 +65,10 @@ def test_a_result_and_its_parts_are_a_line_each_and_printed_they_are_tables(engi
         assert len(repr(each)) < 120
     for found in (run, tuned, batches):
         assert len(str(found).splitlines()) > 3
-        assert found._repr_html_().startswith(("<p>", "<pre>"))
+        tables, chart = found._repr_html_().split("<svg", 1)
+        assert "<table>" in tables
+        ElementTree.fromstring("<svg" + chart.partition("</svg>")[0] + "</svg>")
+        assert "var(" not in chart, "a notebook has none of the page's colours"
 
 
 @pytest.mark.parametrize(

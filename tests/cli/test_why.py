@@ -221,6 +221,7 @@ def test_python_has_the_diagnoses(engine: FakeEngine, tmp_path: Path) -> None:
     assert len(found.trials) == 2
     assert found.to_dict()["diagnoses"][1]["precision"] == "bf16-mixed"
     assert "bf16-mixed: memory, at most 44 % of the step." in str(found)
+    assert "Where the time of a step goes" in found._repr_html_()
     again = castwise.why("resnet50", trace=tmp_path / "traces", **options)
     assert len(again.trials) == 4
     assert {session.trace.parent for session in engine.sessions if session.trace} == {tmp_path / "traces"}
