@@ -691,7 +691,7 @@ def test_fusion_comes_after_what_saves_nearly_as_much() -> None:
 def test_casts_that_fusion_does_with_the_rest_are_no_cause_of_their_own() -> None:
     (found,) = last(step(classes={"elementwise": 30, "cast": 20, TENSOR: 50})).causes
     assert found.name == "memory"
-    assert found.evidence == "50 % of the step only moves data, most of it element-wise and cast"
+    assert found.evidence == "50 % of the step only moves data, most of it element-wise and casts"
     assert names(last(step(classes={"elementwise": 20, "cast": 30, TENSOR: 50})))[0] == "casts"
 
 

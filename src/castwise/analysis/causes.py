@@ -49,7 +49,12 @@ from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import is_object
 
-CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
+CLASS_WORDS = {
+    "elementwise": "element-wise",
+    "cast": "casts",
+    "layout_conversion": "layout conversion",
+    "other": "other work",
+}
 _NEARLY_ALL = 0.75
 _FEW = 0.01
 _MOST_MODULES = 3  # that a sentence names
