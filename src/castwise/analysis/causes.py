@@ -49,12 +49,7 @@ from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.types import IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import is_object
 
-CLASS_WORDS = {
-    "elementwise": "element-wise",
-    "cast": "casts",
-    "layout_conversion": "layout conversion",
-    "other": "other work",
-}
+CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
 _NEARLY_ALL = 0.75
 _FEW = 0.01
 _MOST_MODULES = 3  # that a sentence names
@@ -676,7 +671,8 @@ def _memory(step: StepEvidence) -> Cause | None:
         return None  # it is what takes the time, and there is nothing to try
     # What batch norm gains by another layout is a saving of `layout`.
     saved = share - _NORM_GAIN * step.slow_norm - step.least_share(least_bytes(step.counted))
-    names = [CLASS_WORDS.get(name, name) for name in step.shares if name in classes]
+    words = CLASS_WORDS | {"cast": "casts"}
+    names = [words.get(name, name) for name in step.shares if name in classes]
     seen = f"{format_share(share)} of the step only moves data, most of it {' and '.join(names[:2])}"
     advice = "torch.compile, which fuses it" if compiles([technique]) else "kernels that fuse it"
     return Cause("memory", seen, advice if technique else "16 bits, which move half of it", max(0.0, saved), technique)
