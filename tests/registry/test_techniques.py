@@ -167,6 +167,13 @@ def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str)
         (spec_of("coalesced-reduce", world_size=2, parallelism="dp"), "needs one process per GPU, as with ddp"),
         (spec_of("coalesced-reduce", "cuda-graph", world_size=2, parallelism="dp"), "needs one process per GPU"),
         (spec_of("coalesced-reduce", **SHARDED), "fsdp leaves each rank a part of them"),
+        (spec_of("ddp-bucket-view"), "needs several GPUs, and DistributedDataParallel on them"),
+        (spec_of("ddp-buckets-100", **SHARDED), "needs several GPUs, and DistributedDataParallel on them"),
+        (spec_of("ddp-static-graph", "coalesced-reduce", **ON_TWO), "excludes"),
+        (spec_of("bf16-all-reduce", precision="fp16-mixed", **ON_TWO), "and fp16-mixed has others"),
+        (spec_of("bf16-all-reduce", precision="bf16-master", **ON_TWO), "and bf16-master has others"),
+        (spec_of("bf16-all-reduce", precision="bf16-mixed", **SHARDED), "DistributedDataParallel on them"),
+        (spec_of("fsdp-keep-weights", **ON_TWO), "fsdp alone shards weights"),
         (spec_of("cuda-graph", **SHARDED), "cuda-graph does not fit fsdp"),
         (spec_of("compiled-update", **SHARDED), "compiled-update does not fit fsdp"),
         (spec_of("channels-last", **SHARDED), "shards contiguous weights only"),
@@ -207,6 +214,8 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
         spec_of("coalesced-reduce", **ON_TWO, device="cpu"),
         spec_of("coalesced-reduce", **ON_TWO, workload="lstm-lm", precision="fp16-master", loss_scale="dynamic"),
         spec_of("compile", "coalesced-reduce", "cuda-graph", **ON_TWO),
+        spec_of("compile", "ddp-bucket-view", "ddp-buckets-100", "bf16-all-reduce", precision="bf16-mixed", **ON_TWO),
+        spec_of("compile", "fsdp-keep-weights", **SHARDED),
         spec_of("compiled-update", "coalesced-reduce", "cuda-graph-8", **ON_TWO),
         training(Recipe(epochs=1), "coalesced-reduce", "cuda-graph", **ON_TWO),
         training(Recipe(epochs=1, read_loss_every_step=True), "no-step-sync"),
@@ -218,6 +227,11 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
 )
 def test_a_technique_that_applies_is_not_refused(spec: TrialSpec) -> None:
     assert why_unsupported(spec) is None
+
+
+def test_arguments_of_the_wrapper_add_up() -> None:
+    config = step_config_of(["ddp-bucket-view", "ddp-buckets-100"])
+    assert config.ddp_arguments == (("gradient_as_bucket_view", True), ("bucket_cap_mb", 100))
 
 
 def test_sets_leave_out_what_does_not_fit_shards() -> None:

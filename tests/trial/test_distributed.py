@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ranks import answers_of
 from small_step import MOMENTUM_SGD, cpu_spec, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
+from castwise.errors import TechniqueError
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
@@ -24,6 +26,7 @@ from castwise.trial.data.sharding import rank_batches, rank_columns
 from castwise.trial.data.training_data import SyntheticSamples, load_batches, make_loader
 from castwise.trial.distributed import Peers, spread
 from castwise.trial.models import build_task
+from castwise.trial.models.task import UserLoop
 from castwise.trial.training_run import TrainingRun
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process sets `ranks` up
@@ -33,6 +36,14 @@ TINY = MeasurementProtocol(
 SPEC = cpu_spec(batch_size=8, world_size=2, parallelism="ddp", protocol=TINY)
 EXACT = ("fp32", "bf16-mixed", "fp16-master")
 NUM_STEPS = 3
+STATIC = "ddp-static-graph"
+WRAPPINGS = ("ddp-bucket-view", "ddp-buckets-100", STATIC, "bf16-all-reduce")
+_WITHOUT_STATIC = tuple(name for name in WRAPPINGS if name != STATIC)
+# By the batches of a step; without techniques first.
+WRAPPED: dict[int, list[tuple[str, ...]]] = {
+    1: [(), *((name,) for name in WRAPPINGS), WRAPPINGS],
+    2: [(), *((name,) for name in _WITHOUT_STATIC), _WITHOUT_STATIC],
+}
 
 
 def training_spec(**recipe: Any) -> TrialSpec:
@@ -59,14 +70,32 @@ def joint_batches() -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def train(precision: str, loss_scale: str, peers: Peers) -> list[Tensor]:
+def train(precision: str, loss_scale: str, peers: Peers, *names: str, accumulate: int = 1) -> list[Tensor]:
     """Return the weights after a few steps on this rank's half of each batch, or on all of it where it is alone."""
-    step = make_step(find_precision(precision), make_task(small_net()), MOMENTUM_SGD, loss_scale=loss_scale)
+    task = make_task(small_net())
+    if accumulate > 1:
+        sgd = partial(torch.optim.SGD, lr=0.1)
+        task.user_loop = UserLoop(lambda weights: sgd(weights.stepped), lambda _: lambda: None, accumulate=accumulate)
+    step = make_step(find_precision(precision), task, MOMENTUM_SGD, loss_scale=loss_scale)
     if peers.world_size > 1:
-        step.spread(lambda model: spread(model, SPEC))
+        step.spread(lambda model: spread(model, SPEC.model_copy(update={"techniques": names})))
     for images, labels in joint_batches():
-        step((images.chunk(peers.world_size)[peers.rank], labels.chunk(peers.world_size)[peers.rank]))
+        batch = images.chunk(peers.world_size)[peers.rank], labels.chunk(peers.world_size)[peers.rank]
+        step(batch if accumulate == 1 else [batch] * accumulate)  # type: ignore[arg-type]
     return [tensor.detach().clone() for tensor in stepped_tensors(step)]
+
+
+def refused(peers: Peers) -> str:
+    with pytest.raises(TechniqueError) as caught:
+        train("fp32", "none", peers, STATIC, accumulate=2)
+    return str(caught.value)
+
+
+def wrapped_with(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what DistributedDataParallel knows of itself with some techniques."""
+    wrapper = spread(nn.Linear(2, 2), SPEC.model_copy(update={"techniques": names}))
+    assert isinstance(wrapper, nn.parallel.DistributedDataParallel)
+    return wrapper._get_ddp_logging_data()
 
 
 def overflow_in_one_rank(peers: Peers) -> tuple[int, float | None, list[Tensor]]:
@@ -93,6 +122,13 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
         "gathered": peers.gather_objects(peers.rank),
         "threads": torch.get_num_threads(),
         "overflow": overflow_in_one_rank(peers),
+        "refused": refused(peers),
+        "wrapper": {name: wrapped_with((name,)) for name in WRAPPINGS} | {"all": wrapped_with(WRAPPINGS)},
+        "wrapped": {
+            (names, accumulate): train("bf16-mixed", "none", peers, *names, accumulate=accumulate)
+            for accumulate in (1, 2)
+            for names in WRAPPED[accumulate]
+        },
         "weights": {name: train(name, "128" if name == "fp16-master" else "none", peers) for name in EXACT},
     }
     checkpoint = folder / "checkpoint.pt"
@@ -131,6 +167,36 @@ def test_two_ranks_equal_one_process(precision: str, ranks: list[dict[str, Any]]
     for first, second, whole in zip(ranks[0]["weights"][precision], ranks[1]["weights"][precision], alone, strict=True):
         assert torch.equal(first, second)
         assert float((first - whole).norm() / whole.norm()) < tolerance
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_techniques_of_the_wrapper_change_no_more_than_rounding(accumulate: int, ranks: list[dict[str, Any]]) -> None:
+    plain = torch.cat([each.flatten() for each in ranks[0]["wrapped"][(), accumulate]])
+    for names in WRAPPED[accumulate][1:]:
+        first, second = (torch.cat([each.flatten() for each in r["wrapped"][names, accumulate]]) for r in ranks)
+        assert torch.equal(first, second), "ranks agree"
+        error = float((first - plain).norm() / plain.norm())
+        if "bf16-all-reduce" in names:
+            assert 0 < error < 2**-8, "gradients are rounded to 8 bits, and weights change by a part of them"
+        else:
+            assert error < 1e-6, names
+
+
+def test_a_static_graph_does_not_fit_accumulation(ranks: list[dict[str, Any]]) -> None:
+    assert "does not fit no_sync()" in ranks[0]["refused"]
+
+
+def test_techniques_of_the_wrapper_reach_it(ranks: list[dict[str, Any]]) -> None:
+    wrapper = ranks[0]["wrapper"]
+    settings = ("gradient_as_bucket_view", "bucket_cap_bytes", "static_graph", "comm_hook")
+    found = {name: [data.get(setting) or 0 for setting in settings] for name, data in wrapper.items()}
+    usual, large = 25 * 2**20, 100 * 2**20
+    assert found["ddp-bucket-view"] == [1, usual, 0, 0]
+    assert found["ddp-buckets-100"] == [0, large, 0, 0]
+    assert found["ddp-static-graph"] == [0, usual, 1, 0]
+    assert found["bf16-all-reduce"][:3] == [0, usual, 0]
+    assert "bf16" in found["bf16-all-reduce"][3]
+    assert found["all"][:3] == [1, large, 1]
 
 
 def test_overflow_in_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:

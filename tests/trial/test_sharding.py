@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
+from torch.profiler import ProfilerActivity
 from traced import trace_only
 
 from castwise.apply.pytree import Batch, tree_tensors
@@ -45,6 +46,7 @@ CASES: dict[tuple[str, str, tuple[str, ...]], float] = {
     (TOKENS, "fp32", ()): 1e-5,
     (TOKENS, "fp32", ("foreach-optimizer", "pad-vocabulary", "chunked-loss", "activation-checkpointing")): 1e-5,
     (TOKENS, "fp32", ("fused-optimizer", "selective-checkpointing")): 1e-5,
+    (TOKENS, "fp32", ("fsdp-keep-weights",)): 1e-5,
     (TOKENS, "bf16-mixed", ()): 5e-4,
     (TOKENS, "fp16-mixed", ("fused-optimizer",)): 5e-4,
     (WORDS, "fp32", ()): 1e-5,
@@ -69,6 +71,12 @@ def num_bytes(tensors: Any) -> int:
     return sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
 
 
+def num_gathers(run: Callable[[], object]) -> int:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run()
+    return sum(event.count for event in profiler.key_averages() if event.key.startswith("c10d::_allgather"))
+
+
 def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
     with setup_of(spec, peers) as (setup, batches):
         step = setup.step
@@ -83,6 +91,7 @@ def train(peers: Peers, spec: TrialSpec) -> dict[str, Any]:
             "flops": count_flops(spec, step, setup.task, batches),
             "dtypes": {each.dtype for each in parameters},
             "tied": model.head.weight is model.tokens.weight if spec.workload == TOKENS else None,
+            "gathers": num_gathers(lambda: step(batches[0])),
             "parts": sum(isinstance(part, FSDPModule) for part in model.modules()),
         }
 
@@ -213,6 +222,11 @@ def check(ranks: list[dict[str, Any]], case: tuple[str, str, tuple[str, ...]], t
         sizes = [(*way["bytes"], way["flops"].update_bytes) for way in (fsdp, ddp)]
         for ours, theirs in zip(*sizes, strict=True):
             assert ours == pytest.approx(theirs / 2, rel=0.05)
+
+
+def test_whole_weights_are_gathered_once_a_step(ranks: list[dict[str, Any]]) -> None:
+    plain, kept = (ranks[0]["cases"][TOKENS, "fp32", names][1] for names in ((), ("fsdp-keep-weights",)))
+    assert plain["gathers"] > kept["gathers"] == kept["parts"]
 
 
 @pytest.mark.parametrize(("case", "tolerance"), CASES.items(), ids=str)

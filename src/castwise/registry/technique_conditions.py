@@ -88,6 +88,23 @@ def has_no_ranks(spec: TrialSpec) -> str | None:
     return "finds nothing to do: one device takes the whole step"
 
 
+def has_no_wrapper(spec: TrialSpec) -> str | None:
+    if spec.parallelism == "ddp" or (spec.user_model is not None and spec.user_model.launcher):
+        return None  # of a script it shows whether it has one
+    return "needs several GPUs, and DistributedDataParallel on them, as ddp has it"
+
+
+def reduces_no_float32(spec: TrialSpec) -> str | None:
+    row = precision_row(spec.precision)
+    if row.param_dtype != "float32" or row.autocast_dtype != "bfloat16":
+        return f"is for float32 gradients of products in bfloat16, and {spec.precision} has others"
+    return has_no_wrapper(spec)
+
+
+def has_no_shards(spec: TrialSpec) -> str | None:
+    return None if spec.parallelism == "fsdp" else "finds nothing to keep: fsdp alone shards weights"
+
+
 def is_aligned(spec: TrialSpec) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"

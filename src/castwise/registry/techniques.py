@@ -89,6 +89,9 @@ class StepConfig:
     compile_blocks: bool = _setting(False, "apply", "emit")
     compiled_update: bool = _setting(False, "emit")  # what follows backward is one compiled function
     coalesced_reduce: bool = _setting(False)  # ranks average all gradients at once after backward
+    ddp_arguments: tuple[tuple[str, bool | int], ...] = _setting(())  # of DistributedDataParallel
+    reduces_in_bf16: bool = _setting(False)  # ranks add up gradients that are rounded to bfloat16
+    keeps_whole_weights: bool = _setting(False)  # FSDP2 gathers weights once a step: backward has those of forward
     cuda_graph: bool = _setting(False, "emit")
     steps_per_launch: int = _setting(1, "emit")
 
@@ -110,6 +113,7 @@ class StepConfig:
 
 
 PLAIN = StepConfig()
+_ADDED_UP = ("model_changes", "ddp_arguments")  # of several techniques
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Technique:
     # another order. `draws`: other random numbers of the same distribution. `state`: an optimizer's state in fewer
     # bits. `shape`: further weights.
     numerics: Numerics
-    settings: Mapping[str, Any] = field(hash=False)  # fields of `StepConfig`; `model_changes` add up
+    # Fields of `StepConfig`; those in `_ADDED_UP` add up.
+    settings: Mapping[str, Any] = field(hash=False)
     needs: str = ""  # in words, if that is more than the other fields say
     code: Code | None = None  # None if it takes more lines than one copies from a terminal
     # How much it complicates a loop, beside `Precision.loop_changes`: 1 is an argument or a line.
@@ -285,6 +290,10 @@ def _adam_state(kind: str, num_bytes: str, of_transformers: str) -> Technique:
 
 def _model_change(function: str, *arguments: int) -> dict[str, Any]:
     return {"model_changes": (ModelChange(function, arguments),)}
+
+
+def _in_ddp(argument: str) -> str:
+    return f"# add {argument} to your call of DistributedDataParallel"
 
 
 # In the order in which they are applied, and written. A fused optimizer and a graph decide on the device whether a step
@@ -732,6 +741,77 @@ TECHNIQUES: list[Technique] = [
         why_not=conditions.has_no_ranks,
     ),
     Technique(
+        name="ddp-bucket-view",
+        summary="gradients are views of what ranks average: DistributedDataParallel copies none back",
+        cures=("communication",),
+        needs="several GPUs with one process each (ddp)",
+        cost="none; it saves memory of once the gradients. Views may be unaligned, which slows some optimizers",
+        code=Code(model=_in_ddp("gradient_as_bucket_view=True")),
+        numerics="rounding",
+        excludes=("coalesced-reduce",),
+        settings={"ddp_arguments": (("gradient_as_bucket_view", True),)},
+        only_on_several_gpus=True,
+        why_not=conditions.has_no_wrapper,
+    ),
+    Technique(
+        name="ddp-buckets-100",
+        summary="ranks average gradients of 100 MiB at once, not 25: fewer collectives, and fewer graphs under compile",
+        cures=("communication",),
+        needs="several GPUs with one process each (ddp), and weights of more than 25 MiB",
+        cost="averaging begins later, so a short backward pass hides less of it",
+        # Source: pytorch/pytorch#118421, where PyTorch's developers propose it, and torchtitan's `apply_ddp`.
+        code=Code(model=_in_ddp("bucket_cap_mb=100"), transformers="ddp_bucket_cap_mb=100"),
+        numerics="rounding",
+        excludes=("coalesced-reduce",),
+        settings={"ddp_arguments": (("bucket_cap_mb", 100),)},
+        only_on_several_gpus=True,
+        why_not=conditions.has_no_wrapper,
+        # The graphs of torch.compile end where buckets do. Source: torch/_dynamo/backends/distributed.py.
+        interacts_with=("compile", "compile-max-autotune"),
+    ),
+    Technique(
+        name="ddp-static-graph",
+        summary="DistributedDataParallel learns once which weights have gradients, and does not look again",
+        cures=("settings",),
+        needs="several GPUs with one process each (ddp), and the same weights trained in every step",
+        cost="none; a step that trains other weights computes wrong gradients",
+        code=Code(model=_in_ddp("static_graph=True")),
+        numerics="rounding",
+        excludes=("coalesced-reduce",),
+        settings={"ddp_arguments": (("static_graph", True),)},
+        only_on_several_gpus=True,
+        why_not=conditions.has_no_wrapper,
+    ),
+    Technique(
+        name="bf16-all-reduce",
+        summary="ranks average gradients that are rounded to bfloat16: half of the bytes",
+        cures=("communication",),
+        needs="several GPUs with one process each (ddp), float32 weights, and products in bfloat16",
+        cost="gradients keep 8 bits, as each product's factors have, and are added up in them",
+        code=Code(
+            model="from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
+            "model.register_comm_hook(None, bf16_compress_hook)  # of DistributedDataParallel",
+        ),
+        loop_changes=2,
+        numerics="rounding",
+        excludes=("coalesced-reduce",),
+        settings={"reduces_in_bf16": True},
+        only_on_several_gpus=True,
+        why_not=conditions.reduces_no_float32,
+    ),
+    Technique(
+        name="fsdp-keep-weights",
+        summary="FSDP2 gathers a block's weights once a step: backward has those of forward",
+        cures=("communication",),
+        needs="several GPUs with sharded weights (fsdp)",
+        cost="memory of the whole weights from forward to backward",
+        code=Code(model="# add reshard_after_forward=False to your calls of fully_shard"),
+        numerics="bits",
+        settings={"keeps_whole_weights": True},
+        only_on_several_gpus=True,
+        why_not=conditions.has_no_shards,
+    ),
+    Technique(
         name="cuda-graph",
         summary="the whole step, optimizer and loss scaling included, is one launch",
         cures=("launches",),
@@ -801,7 +881,8 @@ def step_config_of(names: Iterable[str]) -> StepConfig:
     config = PLAIN
     for name in names:
         settings = dict(find_technique(name).settings)
-        settings["model_changes"] = (*config.model_changes, *settings.get("model_changes", ()))
+        for added in _ADDED_UP:
+            settings[added] = (*getattr(config, added), *settings.get(added, ()))
         config = replace(config, **settings)
     return config
 

@@ -64,7 +64,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         clip_grad_norm=row.clip_grad_norm if task.user_loop is None else task.user_loop.clip_grad_norm,
         device=device,
         loop=loop,
-        shard=partial(_shard, task, peers) if spec.parallelism == "fsdp" else None,
+        shard=partial(_shard, task, peers, loop.keeps_whole_weights) if spec.parallelism == "fsdp" else None,
     )
     if loop.reads_rates_on_device and recipe is not None and recipe.schedule.kind != "constant":
         keep_rates_on_device(step.optimizer, device)
@@ -107,8 +107,8 @@ def _chosen_optimizer(row: Workload, recipe: Recipe | None) -> OptimizerSpec:
     return replace(chosen, group_rates=recipe.group_rates)
 
 
-def _shard(task: Task, peers: Peers, model: nn.Module) -> None:
+def _shard(task: Task, peers: Peers, keeps_whole_weights: bool, model: nn.Module) -> None:
     """Shard a task's model, of which a copy remains that computes shapes alone."""
     with suppress(Exception):  # the user's model may raise anything; its products are not counted then
         task.fake_copy = make_fake_copy(model, task.compute_loss)
-    shard(model, peers)
+    shard(model, peers, keeps_whole_weights=keeps_whole_weights)

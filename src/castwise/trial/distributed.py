@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from castwise.apply.techniques.blocks import repeated_blocks
 from castwise.errors import UsageError
+from castwise.registry.techniques import step_config_of
 from castwise.spec.trial import TrialSpec, device_of_rank
 
 _T = TypeVar("_T")
@@ -115,15 +117,20 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
 
 def spread(model: nn.Module, spec: TrialSpec) -> nn.Module:
     """Return the converted model wrapped so that a step runs on all GPUs of a spec, which is on this rank's device."""
+    loop = step_config_of(spec.techniques)
     if spec.parallelism == "ddp":
         # It copies rank 0's buffers in each step, without which batch norm would drift apart. Ids are for GPUs only.
-        return DistributedDataParallel(model, device_ids=[spec.device] if spec.device_type == "cuda" else None)
+        ids, arguments = [spec.device] if spec.device_type == "cuda" else None, dict(loop.ddp_arguments)
+        wrapper = DistributedDataParallel(model, device_ids=ids, **arguments)  # type: ignore[arg-type]  # by its name
+        if loop.reduces_in_bf16:
+            wrapper.register_comm_hook(None, bf16_compress_hook)
+        return wrapper
     if spec.parallelism == "dp":
         return nn.DataParallel(model, device_ids=list(devices_of(spec)))
     return model
 
 
-def shard(model: nn.Module, peers: Peers) -> None:
+def shard(model: nn.Module, peers: Peers, *, keeps_whole_weights: bool = False) -> None:
     """Shard a model in place by FSDP2: each repeated block by itself, and then the rest; parameters are replaced.
 
     Shards, what ranks exchange and gradients are float32, and autocast casts as in any other loop. A
@@ -137,8 +144,11 @@ def shard(model: nn.Module, peers: Peers) -> None:
     uses = _count_uses(model)
     # Tied weights stay tied only if they are sharded together.
     blocks = [block for block in repeated_blocks(model) if _count_uses(block).items() <= uses.items()]
+    arguments = (
+        {"reshard_after_forward": False} if keeps_whole_weights else {}
+    )  # else torch keeps the model's own alone
     for part in (*blocks, model):
-        fully_shard(part, mesh=mesh)
+        fully_shard(part, mesh=mesh, **arguments)
     for part in model.modules() if device_type == "cpu" else ():
         if isinstance(part, FSDPModule):
             if not hasattr(part, "set_force_sum_reduction_for_comms"):

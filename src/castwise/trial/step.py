@@ -122,6 +122,8 @@ class TrainingStep(Applied):
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
         self._called = wrap(self.model)
+        if self.accumulate > 1 and getattr(self._called, "static_graph", False):  # torch 2.15 fails in backward
+            raise TechniqueError("ddp-static-graph does not fit no_sync(), within which your step adds up gradients.")
 
     def average_gradients(self, peers: Peers) -> None:
         """Let ranks average their gradients after backward, without a wrapper; they start with rank 0's model."""
