@@ -158,6 +158,8 @@ class TuneModelKeywords(ModelKeywords, StepKeywords, ScriptKeywords, total=False
     precision: str | Sequence[str] | None
     allow: str
     batch_size: int | None
+    gpus: int | None
+    parallelism: str | None
     memory: str | float | None
     budget: str | float | None
     training: bool

@@ -47,8 +47,8 @@ def test_a_new_row_is_planned_and_listed() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_searched() -> None:
-    assert NAME in allowed_techniques("rounding")
-    assert NAME not in allowed_techniques("bits")
+    assert NAME in allowed_techniques("rounding", script_spec("mnist-cnn"))
+    assert NAME not in allowed_techniques("bits", script_spec("mnist-cnn"))
     plain = script_spec("mnist-cnn")
     assert is_applicable(NAME, plain)
     assert Change(techniques=(NAME,)).on(plain).techniques == (NAME,)

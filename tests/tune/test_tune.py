@@ -18,6 +18,7 @@ from castwise.analysis.result_table import rows_of_steps
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.records.schema import Float8Facts, StepFlops
 from castwise.records.store import load_folder
+from castwise.registry.techniques import TECHNIQUES
 from castwise.spec.trial import TrialSpec
 from castwise.tune import search
 from castwise.tune.candidates import Change, TriedChange, allowed_techniques, change_between
@@ -206,10 +207,46 @@ def test_options_bound_what_is_tried() -> None:
     assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
     assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
     assert tune(engine(), precisions=("default", "bf16-mixed")).start.precision == "default"
-    assert "compile" not in allowed_techniques("rounding")
+    assert "compile" not in allowed_techniques("rounding", fake_spec())
     tries_most = outcomes(tune(engine(), budget_seconds=1e6))
     assert tries_most.keys() - outcomes(tune(engine())).keys() == {"compile-max-autotune"}
-    assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+    assert "resident-data" not in allowed_techniques("shape", fake_spec()), "steady steps have their data on the device"
+
+
+def made_up_of_ranks(spec: TrialSpec) -> float:
+    """Return the speed where ranks exchange gradients: large buckets gain by themselves only once graphs end there."""
+    exchanged = {"bf16-all-reduce": 1.1, "ddp-buckets-100": 1.05 if "compile" in spec.techniques else 1.0}
+    gains = {"compile": 1.4, "fsdp-keep-weights": 1.2, "coalesced-reduce": 0.9, "cuda-graph": 1.0, **exchanged}
+    return math.prod(gains.get(name, 1.0) for name in spec.techniques)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "added"),
+    [("ddp", ("compile", "ddp-buckets-100", "bf16-all-reduce")), ("fsdp", ("compile", "fsdp-keep-weights"))],
+)
+def test_several_gpus_are_searched_with_techniques_of_their_own(parallelism: str, added: tuple[str, ...]) -> None:
+    made = engine(made_up_of_ranks, environment=fake_environment(num_gpus=4))
+    found = tune(made, precisions=("bf16-mixed",), num_gpus=4, parallelism=parallelism)
+    assert (found.winner.world_size, found.winner.parallelism, found.winner.techniques) == (4, parallelism, added)
+    assert {spec.world_size for spec in made.measured} == {4}
+
+
+def test_one_gpu_is_not_offered_what_several_have() -> None:
+    names = {row.name for row in TECHNIQUES if row.only_on_several_gpus}
+    assert not names & {name for tried in tune(engine()).tried for name in tried.change.techniques}
+
+
+def test_no_script_is_written_for_several_gpus(run: Run, tmp_path: Path) -> None:
+    done = run("resnet50", "--gpus", "4", "--emit", tmp_path / "train.py")
+    assert done.code == 2
+    assert "--emit patch" in done.err
+
+
+def test_the_patch_for_several_gpus_names_the_wrapper(run: Run) -> None:
+    made = engine(made_up_of_ranks, environment=fake_environment(num_gpus=4))
+    out = run("resnet50", "--precision", "bf16-mixed", "--gpus", "4", "--emit", "patch", made=made).out
+    assert "# add bucket_cap_mb=100 to your call of DistributedDataParallel" in out
+    assert "model.register_comm_hook(None, bf16_compress_hook)" in out
 
 
 def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) -> None:

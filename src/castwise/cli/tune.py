@@ -54,18 +54,10 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.spec.user_model import is_script
     from castwise.tune import render
     from castwise.tune.measurements import key_of
-    from castwise.tune.search import prepare_tuning, source_of
+    from castwise.tune.search import prepare_tuning
 
     if output.emit is not None and output.emit != _PATCH:
-        from castwise.emit.script import check_script
-        from castwise.errors import UsageError, file_exists
-
-        if is_script(options.workload):
-            raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
-        if output.emit.is_file() and render.MEASURED not in output.emit.read_text(errors="replace"):
-            raise file_exists(output.emit)
-        data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
-        check_script(options.workload, data_set, recipe, output.emit)
+        _check_emitted(options, output.emit)
 
     with measuring(options, output) as progress:
         job, found = search(options, progress, prepare_tuning)
@@ -76,7 +68,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         else:
             command = REPORT
             if output.emit is None and found.was_compared and key_of(found.winner) != key_of(found.start):
-                what = "patch" if is_script(options.workload) else "train.py"
+                what = "patch" if is_script(options.workload) or found.start.world_size > 1 else "train.py"
                 command = f"the same command with --emit {what}"
             elif found.ending == "budget":
                 command = "the same command with a longer --budget"
@@ -92,6 +84,24 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     if output.emit in (None, _PATCH):
         return 0
     return _write_script(output.emit, job, found, options, simple=output.simple)
+
+
+def _check_emitted(options: TuneOptions, emit: Path) -> None:
+    """Raise UsageError if no script can be written of what is searched."""
+    from castwise.emit.script import check_script
+    from castwise.errors import UsageError, file_exists
+    from castwise.spec.user_model import is_script
+    from castwise.tune.render import MEASURED
+    from castwise.tune.search import source_of
+
+    if is_script(options.workload):
+        raise UsageError("Your script stays as it is: --emit patch prints what to change in it.")
+    if (options.num_gpus or 1) > 1:
+        raise UsageError("A script is of one GPU: --emit patch prints what to change in a loop on several.")
+    if emit.is_file() and MEASURED not in emit.read_text(errors="replace"):
+        raise file_exists(emit)
+    data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
+    check_script(options.workload, data_set, recipe, emit)
 
 
 def _print_patch(found: "TuningResult", *, simple: bool) -> None:

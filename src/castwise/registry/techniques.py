@@ -739,6 +739,8 @@ TECHNIQUES: list[Technique] = [
         settings={"coalesced_reduce": True},
         only_on_several_gpus=True,
         why_not=conditions.has_no_ranks,
+        tried_with=("cuda-graph",),  # which has to have it
+        interacts_with=("compile", "compile-max-autotune"),  # whose graphs DistributedDataParallel splits
     ),
     Technique(
         name="ddp-bucket-view",

@@ -248,14 +248,14 @@ class SearchSpace:
         return changes
 
 
-def allowed_techniques(
-    numerics: Numerics, kind: str = "steady", *, autotunes: bool = True, of_script: bool = False
-) -> tuple[str, ...]:
-    """Return the techniques of a kind of trial, or of a script, that change the numbers by at most this much."""
+def allowed_techniques(numerics: Numerics, start: TrialSpec, *, autotunes: bool = True) -> tuple[str, ...]:
+    """Return the techniques for loops like the plain one that change the numbers by at most this much."""
     order = get_args(Numerics)  # the least change first
     allowed = order[: order.index(numerics) + 1]
     rows = [row for row in TECHNIQUES if row.searched and (autotunes or row.rank != Rank.AUTOTUNE)]
-    rows = [row for row in rows if (row.fits_scripts if of_script else kind in row.kinds)]
+    rows = [row for row in rows if (row.fits_scripts if start.is_script else start.kind in row.kinds)]
+    if start.world_size == 1 and not (start.user_model is not None and start.user_model.launcher):
+        rows = [row for row in rows if not row.only_on_several_gpus]
     return tuple(row.name for row in rows if row.numerics in allowed)
 
 

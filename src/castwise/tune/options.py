@@ -49,6 +49,12 @@ class TuneOptions(StepOptions, ScriptOptions):
         ),
     ] = "draws"
     batch_size: Annotated[int | None, Option("Samples per step.", **COUNT)] = None
+    num_gpus: Annotated[
+        int | None, Option("GPUs that share each loop, each with a whole batch. Default: 1.", keyword="gpus", **COUNT)
+    ] = None
+    parallelism: Annotated[
+        str | None, Option("How they share it: ddp (a process each), fsdp (with sharded weights) or dp. Default: ddp.")
+    ] = None
     memory_bytes: Annotated[
         float | None,
         Option(

@@ -168,6 +168,8 @@ def prepare_tuning(
         workloads=(request.workload,),
         precisions=request.precisions,
         batch_sizes=None if request.batch_size is None else (request.batch_size,),
+        world_sizes=None if request.num_gpus is None else (request.num_gpus,),
+        parallelisms=None if request.parallelism is None else (request.parallelism,),
         data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else None if of_script else data_set,
         timeout_seconds=limit,
     )
@@ -199,9 +201,7 @@ def _space_of(request: TuneOptions, job: Job, source: tuple[str, Recipe] | None)
         start=start,
         precisions=tuple(name for name in names if not (has_both and name == BASELINE)),
         # It takes minutes, and none of the three searches on an H200 that tried it gained by it.
-        techniques=allowed_techniques(
-            request.numerics, start.kind, autotunes=request.budget_seconds is not None, of_script=start.is_script
-        ),
+        techniques=allowed_techniques(request.numerics, start, autotunes=request.budget_seconds is not None),
         environment=environment,
         larger_batches=request.larger_batches,
         memory_bytes=math.inf if request.memory_bytes is None else request.memory_bytes,
