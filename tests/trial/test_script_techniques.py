@@ -21,6 +21,17 @@ for batch in loader:
     optimizer.zero_grad()
 """
 
+_WRAPPED = """
+import sys, tempfile, torch
+from torch import nn
+torch.distributed.init_process_group("gloo", f"file://{tempfile.mkdtemp()}/door", rank=0, world_size=1)
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1), bucket_cap_mb=100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+"""
+
 _CHANGES_ITS_DATA = """
 import torch
 class Data(torch.utils.data.Dataset):
@@ -51,12 +62,15 @@ def facts(file, techniques):
         try:
             script.carry_out(Order(lambda moments: 1 if len(moments) < 3 else None), 30)
             hooks = script.hooks
-            hooks.techniques.check_loaders()
+            hooks.techniques.check_found()
             weight, optimizer = next(hooks.models[0].parameters()), hooks.stepped[0]
             found.update(
                 channels_last=weight.is_contiguous(memory_format=torch.channels_last) if weight.dim() == 4 else None,
                 fused=optimizer.defaults["fused"], foreach=optimizer.defaults["foreach"],
                 workers=hooks.num_prefetched, compiled=len(compiled), searches=torch.backends.cudnn.benchmark,
+                wrapper={each: value
+                    for each, value in getattr(hooks.models[0], "_get_ddp_logging_data", dict)().items()
+                    if each in ("gradient_as_bucket_view", "static_graph", "comm_hook")},
                 pinned=any(each.pin_memory for each in gc.get_objects() if isinstance(each, DataLoader)),
             )
         except Exception as error:
@@ -82,7 +96,7 @@ print(os.fdopen(read).read())
 
 # The two for GPUs alone change nothing on a CPU, and can be seen there.
 _ALL = ["loader-workers", "pinned-transfer", "channels-last", "cudnn-search", "fused-optimizer", "compile"]
-_AS_IT_IS = {"channels_last": False, "fused": False, "foreach": True, "workers": 0, "compiled": 0}
+_AS_IT_IS = {"channels_last": False, "fused": False, "foreach": True, "workers": 0, "compiled": 0, "wrapper": {}}
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     changes = folder / "changes.py"
     changes.write_text(_CHANGES_ITS_DATA)
     jobs += [(fused, ["loader-workers"]), (changes, ["loader-workers"])]
+    wrapped = folder / "wrapped.py"
+    wrapped.write_text(_WRAPPED)
+    jobs += [(wrapped, ["ddp-bucket-view", "ddp-static-graph", "bf16-all-reduce"]), (wrapped, ["ddp-buckets-100"])]
+    jobs += [(vectors, ["bf16-all-reduce"])]
     command = [sys.executable, "-c", _HOST, json.dumps([(str(file), names) for file, names in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -112,8 +130,13 @@ def test_without_techniques_a_script_is_as_it_is(found):
 
 def test_techniques_change_what_a_script_makes(found):
     assert found[1].pop("workers") >= 2 * 4
-    changed = {"channels_last": True, "fused": True, "foreach": None, "compiled": 1}
+    changed = {"channels_last": True, "fused": True, "foreach": None, "compiled": 1, "wrapper": {}}
     assert found[1] == {**changed, "searches": True, "pinned": True}
+
+
+def test_techniques_change_a_scripts_wrapper(found):
+    wanted = {"gradient_as_bucket_view": 1, "static_graph": 1, "comm_hook": "bf16_compress_hook"}
+    assert found[6]["wrapper"] == wanted
 
 
 def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
@@ -127,6 +150,8 @@ def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
         (2, "channels-last finds nothing to do: the script's model has no convolution in another layout"),
         (3, "fused-optimizer finds nothing to do: the script has it, or there is no such AdamW in torch.optim"),
         (4, "loader-workers finds nothing to do: the script makes no DataLoader that lacks it"),
+        (7, "ddp-buckets-100 finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
+        (8, "bf16-all-reduce finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(found, job, words):

@@ -89,8 +89,8 @@ class StepConfig:
     compile_blocks: bool = _setting(False, "apply", "emit")
     compiled_update: bool = _setting(False, "emit")  # what follows backward is one compiled function
     coalesced_reduce: bool = _setting(False)  # ranks average all gradients at once after backward
-    ddp_arguments: tuple[tuple[str, bool | int], ...] = _setting(())  # of DistributedDataParallel
-    reduces_in_bf16: bool = _setting(False)  # ranks add up gradients that are rounded to bfloat16
+    ddp_arguments: tuple[tuple[str, bool | int], ...] = _setting((), "script")  # of DistributedDataParallel
+    reduces_in_bf16: bool = _setting(False, "script")  # ranks add up gradients that are rounded to bfloat16
     keeps_whole_weights: bool = _setting(False)  # FSDP2 gathers weights once a step: backward has those of forward
     cuda_graph: bool = _setting(False, "emit")
     steps_per_launch: int = _setting(1, "emit")

@@ -489,7 +489,7 @@ class ScriptTrial:
             own = self.run.own_precision.items()
             self._own_precision = {kind: lines for kind, lines in own if not kind.startswith("set_autocast")}
         hooks, spec = self._hooks, self._spec
-        hooks.techniques.check_loaders()
+        hooks.techniques.check_found()
         if self._script.digest not in ("", self.run.digest):
             raise UsageError(f"{self.run.name} was changed while it was being measured. Run castwise again.")
         parameters = [parameter for model in hooks.models for parameter in model.parameters()]

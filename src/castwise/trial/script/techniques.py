@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -29,11 +31,14 @@ class ScriptTechniques:
         self._has_arguments = False  # whether the script gives an optimizer these itself
         if self.config.compile_mode is not None:
             check_compiler(device)
+        self._has_changed_wrapper = False
         if self.config.loader_workers or self.config.pinned_transfer:
             self._change_loaders()
         if self.config.optimizer_state:
             check_compiler(device)
             replaces(Adam, "__init__")(self._keep_state)  # as soon as one is made: schedulers keep its step
+        if self.config.ddp_arguments or self.config.reduces_in_bf16:
+            self._change_wrapper()
 
     def _refuse(self, setting: str, why: str) -> None:
         name = next(row.name for row in rows_of(self._names) if setting in row.settings)
@@ -80,11 +85,27 @@ class ScriptTechniques:
                 kind = type(optimizer).__name__
                 self._refuse("optimizer_arguments", f"the script has it, or there is no such {kind} in torch.optim")
 
-    def check_loaders(self) -> None:
-        """Refuse a script without a loader to change."""
+    def check_found(self) -> None:
+        """Refuse a script without a loader or a wrapper to change."""
         if (self.config.loader_workers or self.config.pinned_transfer) and not self._has_changed_loader:
             setting = "loader_workers" if self.config.loader_workers else "pinned_transfer"
             self._refuse(setting, "the script makes no DataLoader that lacks it")
+        if (self.config.ddp_arguments or self.config.reduces_in_bf16) and not self._has_changed_wrapper:
+            setting = "ddp_arguments" if self.config.ddp_arguments else "reduces_in_bf16"
+            self._refuse(setting, "the script makes no DistributedDataParallel that lacks it")
+
+    def _change_wrapper(self) -> None:
+        signature, wanted = inspect.signature(DistributedDataParallel.__init__), dict(self.config.ddp_arguments)
+
+        @replaces(DistributedDataParallel, "__init__")
+        def wrapping(wrap: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            before = {name: given.arguments.get(name) for name in wanted}
+            given.arguments |= wanted
+            wrap(*given.args, **given.kwargs)
+            if self.config.reduces_in_bf16:
+                given.arguments["self"].register_comm_hook(None, bf16_compress_hook)
+            self._has_changed_wrapper |= self.config.reduces_in_bf16 or before != wanted
 
     def _change_loaders(self) -> None:
         signature = inspect.signature(DataLoader.__init__)
