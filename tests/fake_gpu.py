@@ -44,6 +44,7 @@ def fake_gpu_facts(**changes: object) -> GpuFacts:
         "ecc_errors": 0,
         "max_pcie_generation": 5,
         "max_pcie_width": 16,
+        "nvlinked_gpus": 3,
     }
     return GpuFacts.model_validate(fields | changes)
 

@@ -17,12 +17,12 @@ from fake_engine import (
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.analysis.causes import Diagnosis, diagnose, left_out_of, try_line
+from castwise.analysis.causes import Cause, Diagnosis, diagnose, left_out_of, try_line
 from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import GpuCounters, StepFlops, Trial
 from castwise.spec.typed import TypedLine
-from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES, CauseName
+from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import UserModel
 
 STEP = 0.1  # seconds
@@ -835,6 +835,88 @@ def test_communication_is_told_with_its_format_and_size() -> None:
     (cause,) = (each for each in last(trial).causes if each.name == "communication")
     assert "larger buckets" in cause.advice
     assert "compress" not in cause.advice
+
+
+def ranked(*steps: Mapping[str, float], compute: float = 0.05) -> Trial:
+    """Return a step of as many ranks, of which the second is the slowest, with what their steps take besides."""
+    seconds = [0.3 * STEP, 0.1 * STEP, *[0.3 * STEP] * (len(steps) - 2)]
+    own = [{"compute_seconds": compute, **each} for each in steps]
+    return step(classes=REDUCED, profile=exchanges(30, rank_seconds=seconds, rank_steps=own))
+
+
+@pytest.mark.parametrize(
+    ("slow", "evidence", "advice"),
+    [
+        ({"data_seconds": 0.2 * STEP}, "which waits for its batches", "more loader workers in that rank"),
+        ({"clock_hertz": 1.2e9}, "whose GPU's clock is at 1,200 MHz, the others' at 1,980", "power limit"),
+        ({"compute_seconds": 0.05 + 0.2 * STEP}, "whose kernels take longer", "as much work for each rank"),
+        ({"data_seconds": 0.01 * STEP}, "whose kernels take no longer: its host is late", "py-spy on that rank"),
+    ],
+)
+def test_it_is_said_why_a_rank_is_slow(slow: Mapping[str, float], evidence: str, advice: str) -> None:
+    usual = {"clock_hertz": 1.98e9}
+    (cause,) = (each for each in last(ranked(usual, usual | slow, usual, usual)).causes if "rank" in each.name)
+    assert cause.evidence == f"ranks wait for rank 1, at most 20 % of the step, {evidence}"
+    assert advice in cause.advice
+
+
+def communicates(*, of_spec: Mapping[str, Any] | None = None, linked: int | None = None, **changes: Any) -> Cause:
+    """Return the cause of a step on two GPUs whose collectives nothing hides."""
+    on_two = {"world_size": 2, "parallelism": "ddp", **(of_spec or {})}
+    trial = step(classes=REDUCED, profile=exchanges(30, **changes), **on_two)
+    facts = None if linked is None else fake_gpu_facts(nvlinked_gpus=linked)
+    (cause,) = (each for each in last(trial.model_copy(update={"gpu_facts": facts})).causes if "comm" in each.name)
+    return cause
+
+
+def test_techniques_against_communication_are_named() -> None:
+    megabytes = {"kind": "all-reduce", "format": "fp32", "launches": 200, "num_bytes": 200 * 2**20}
+    small = communicates(collectives=[megabytes])
+    assert small.advice.startswith("larger buckets, as bucket_cap_mb sets them, or half of the bytes")
+    assert try_line(small).endswith(": a step with it tells (--techniques ddp-buckets-100)")
+    assert communicates().technique == "bf16-all-reduce"
+    assert communicates(of_spec={"techniques": ("bf16-all-reduce",)}).technique == ""
+    gathered = {"kind": "all-gather", "format": "fp32", "launches": 4, "num_bytes": 1e8}
+    assert communicates(of_spec={"parallelism": "fsdp"}, collectives=[gathered]).technique == "fsdp-keep-weights"
+
+
+def test_links_and_their_rate_are_told() -> None:
+    seconds = [0.01, 0.012]
+    assert "over NVLink at 10 GB/s" in communicates(linked=1, rank_seconds=seconds).evidence
+    assert "over PCIe at 10 GB/s" in communicates(linked=0, rank_seconds=seconds).evidence
+    assert "over NVLink to 1 of 2 GPUs" in communicates(linked=1, rank_seconds=[*seconds, 0.01]).evidence
+    assert "over" not in communicates(rank_seconds=seconds).evidence
+
+
+def test_the_gradient_of_an_embedding_is_named() -> None:
+    weight = {"largest_weight": "table.weight", "largest_weight_layer": "Embedding", "largest_weight_bytes": 9e7}
+    reduced = {"kind": "all-reduce", "format": "fp32", "launches": 4, "num_bytes": 1e8, "largest_bytes": 9e7}
+    cause = communicates(collectives=[reduced], **weight)
+    assert "; 90 % of it is the gradient of `table.weight`" in cause.evidence
+    assert "(at most 85.8 MiB)" in cause.evidence
+    assert cause.advice.startswith(
+        "gradients of the rows that a batch has alone, or a table that ranks divide, or half"
+    )
+    sparse = communicates(collectives=[reduced | {"largest_bytes": 1e6}], **weight)
+    assert "table" not in sparse.evidence + sparse.advice, "its gradient has the rows of a batch alone"
+
+
+def test_looking_for_unused_parameters_is_a_setting_by_the_time_it_takes() -> None:
+    found = last(waits_for_host(40, {FINDING_UNUSED: 25}))
+    shares = {cause.name: cause.share for cause in found.causes}
+    assert shares["settings"] == pytest.approx(0.25)
+    assert shares["launches"] == pytest.approx(0.15)
+    assert found.causes[0].advice == "training without find_unused_parameters"
+    assert "settings" not in {each.name for each in last(waits_for_host(40, {FINDING_UNUSED: 1})).causes}
+
+
+def test_one_thread_in_each_rank_is_told_beside_work_of_the_host() -> None:
+    trial = waits_for_host(60, {"aten::sort on the CPU": 50}, **exchanges(0, threads_per_rank=1))
+    (cause,) = (each for each in last(trial).causes if each.name == "host-work")
+    assert "each rank computes on one thread, as torchrun sets OMP_NUM_THREADS=1" in cause.evidence
+    assert cause.advice.endswith(", or OMP_NUM_THREADS of the cores for each rank")
+    others = waits_for_host(60, {"aten::sort on the CPU": 50}, **exchanges(0, threads_per_rank=8))
+    assert "OMP" not in next(each for each in last(others).causes if each.name == "host-work").evidence
 
 
 def test_a_slower_kernel_is_named_beside_the_faster_one() -> None:

@@ -35,6 +35,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetEccMode": [1, 0],
     "nvmlDeviceGetMaxPcieLinkGeneration": 5,
     "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCount": 4,
 }
 QUERIES = {
     "energy_joules": "nvmlDeviceGetTotalEnergyConsumption",
@@ -54,6 +55,8 @@ class FakeNvml(ModuleType):
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+    has_no_nvlink: object = None  # the GPU that the trial's does not reach
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND = NOT_SUPPORTED, FUNCTION_NOT_FOUND
 
     class NVMLError(Exception):
@@ -70,7 +73,8 @@ class FakeNvml(ModuleType):
         return self.asked.count("nvmlInit") - self.asked.count("nvmlShutdown")
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self.answers:
+        paired = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex", "nvmlDeviceGetP2PStatus")
+        if name not in (*self.answers, *paired):
             raise AttributeError(name)
 
         def answer(*arguments: Any) -> Any:
@@ -79,6 +83,10 @@ class FakeNvml(ModuleType):
                 error.value = self.code
                 raise error
             self.asked.append(name)
+            if name in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"):  # the first GPU is the trial's
+                return ("handle", 1, 2, 3)[arguments[0]] if name.endswith("ByIndex") else arguments[0]
+            if name == "nvmlDeviceGetP2PStatus":
+                return arguments[1] == self.has_no_nvlink
             assert arguments[:1] in ((), (UUID,), ("handle",))
             return 3201 if arguments[1:] == (self.NVML_CLOCK_MEM,) else self.answers[name]
 
@@ -136,6 +144,12 @@ def test_sample_and_facts_in_units_without_prefixes() -> None:
     assert sample.missing == facts.missing == {}
 
 
+def test_gpus_that_nvlink_reaches_are_counted(nvml: FakeNvml) -> None:
+    assert NvmlMonitor(UUID).facts().nvlinked_gpus == 3
+    nvml.has_no_nvlink = 2
+    assert NvmlMonitor(UUID).facts().nvlinked_gpus == 2
+
+
 @pytest.mark.parametrize("field", list(QUERIES))
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, GPU_IS_LOST, UNKNOWN])
 def test_a_missing_field_does_not_hide_others(field: str, code: int, nvml: FakeNvml) -> None:
@@ -166,7 +180,7 @@ def test_a_lost_gpu_gives_reasons_and_comes_back(nvml: FakeNvml) -> None:
     lost = monitor.read()
     assert len(lost.missing) == 10
     assert all(getattr(lost, field) is None for field in lost.missing)
-    assert len(monitor.facts().missing) == 7
+    assert len(monitor.facts().missing) == 8
     nvml.fail_in = ""
     assert monitor.read().missing == {}
     monitor.close()

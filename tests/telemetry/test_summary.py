@@ -261,11 +261,13 @@ def test_facts_of_gpus_are_combined() -> None:
         ecc_mode=False,
         ecc_errors=3,
         max_pcie_width=8,
+        nvlinked_gpus=0,
     )
     for pair in ((healthy, other), (other, healthy)):
         found = combine_facts({"cuda:0": pair[0], "cuda:1": pair[1]}, {})
         assert (found.persistence_mode, found.ecc_mode, found.ecc_errors) == (False, False, 3)
         assert (found.max_sm_clock_hertz, found.power_limit_watts, found.max_pcie_width) == (1.7e9, 600.0, 8)
+        assert found.nvlinked_gpus == 0
     assert combine_facts({"cuda:0": healthy}, {"cuda:1": "lost"}).missing == {"gpu": "cuda:1: lost"}
 
 

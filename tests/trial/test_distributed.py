@@ -1,10 +1,12 @@
 """Steps shared by two processes: that they equal one process's on the joint batch, and that all decide alike."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from fake_engine import fake_environment
 from ranks import answers_of
 from small_step import MOMENTUM_SGD, cpu_spec, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity
 
 from castwise.errors import TechniqueError
 from castwise.orchestrator.processes import ForkserverEngine
@@ -25,8 +28,10 @@ from castwise.trial import training_run
 from castwise.trial.data.sharding import rank_batches, rank_columns
 from castwise.trial.data.training_data import SyntheticSamples, load_batches, make_loader
 from castwise.trial.distributed import Peers, spread
+from castwise.trial.kernel_profile import _annotated, _largest_weight
 from castwise.trial.models import build_task
 from castwise.trial.models.task import UserLoop
+from castwise.trial.trace_summary import UNUSED_RANGE
 from castwise.trial.training_run import TrainingRun
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process sets `ranks` up
@@ -91,6 +96,15 @@ def refused(peers: Peers) -> str:
     return str(caught.value)
 
 
+def looked_for_unused(*, finds: bool) -> bool:
+    """Return whether a profile of a wrapped model's step has the range in which it looks for unused parameters."""
+    wrapper = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=finds)
+    step = SimpleNamespace(model=wrapper, within_ranges=nullcontext)
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, _annotated(step, {}, has_modules=False):
+        wrapper(torch.ones(1, 2)).sum().backward()
+    return UNUSED_RANGE in {event.key for event in profiler.key_averages()}
+
+
 def wrapped_with(names: tuple[str, ...]) -> dict[str, Any]:
     """Return what DistributedDataParallel knows of itself with some techniques."""
     wrapper = spread(nn.Linear(2, 2), SPEC.model_copy(update={"techniques": names}))
@@ -123,6 +137,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "overflow": overflow_in_one_rank(peers),
         "refused": refused(peers),
+        "looked": [looked_for_unused(finds=finds) for finds in (True, False)],
         "wrapper": {name: wrapped_with((name,)) for name in WRAPPINGS} | {"all": wrapped_with(WRAPPINGS)},
         "wrapped": {
             (names, accumulate): train("bf16-mixed", "none", peers, *names, accumulate=accumulate)
@@ -180,6 +195,17 @@ def test_techniques_of_the_wrapper_change_no_more_than_rounding(accumulate: int,
             assert 0 < error < 2**-8, "gradients are rounded to 8 bits, and weights change by a part of them"
         else:
             assert error < 1e-6, names
+
+
+def test_looking_for_unused_parameters_has_a_range(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["looked"] == [True, False]
+
+
+def test_the_weight_that_most_gradients_are_of_is_named() -> None:
+    table = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 4))
+    found = {"largest_weight": "0.weight", "largest_weight_layer": "Embedding", "largest_weight_bytes": 3200}
+    assert _largest_weight(table) == found
+    assert _largest_weight(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))) == {}
 
 
 def test_a_static_graph_does_not_fit_accumulation(ranks: list[dict[str, Any]]) -> None:
@@ -316,6 +342,8 @@ def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
         found = trial.profile.communication
         assert found is not None
         assert (found.reduced_passes, len(found.rank_seconds), found.rank_seconds[0]) == (1, 2, found.seconds)
+        assert all(each.compute_seconds > 0 for each in found.rank_steps)
+        assert (len(found.rank_steps), found.threads_per_rank) == (2, max(1, torch.get_num_threads() // 2))
         assert 0 < found.exposed_seconds <= found.seconds
         assert (found.collectives[0].kind, found.collectives[0].format) == ("all-reduce", "fp32")
         assert found.collectives[0].num_bytes == pytest.approx(4 * 1_199_882)

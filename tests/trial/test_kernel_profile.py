@@ -13,7 +13,7 @@ from small_step import cpu_spec, make_batch, make_net, make_step, make_task
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from castwise.records.schema import StepProfile
+from castwise.records.schema import RankStep, StepProfile
 from castwise.registry.kernel_classes import Classified
 from castwise.registry.precisions import find_precision
 from castwise.spec.trial import MeasurementProtocol
@@ -21,6 +21,7 @@ from castwise.spec.user_model import UserModel
 from castwise.trial import kernel_profile
 from castwise.trial.distributed import Peers
 from castwise.trial.kernel_profile import profile_step
+from castwise.trial.script.ranks import SECONDS, SharedFolder
 from castwise.trial.steady_run import SteadyRun
 
 QUICK = MeasurementProtocol(
@@ -314,3 +315,14 @@ def test_only_reading_values_counts_as_waiting() -> None:
     assert kernel_profile._measure_waits(partial(run, reads=False), 2) == 0.0
     assert kernel_profile._measure_waits(partial(run, reads=True), 2) > 0.0
     assert methods == [getattr(torch.Tensor, name) for name in kernel_profile._WAITING]
+
+
+def test_ranks_of_a_script_tell_what_their_steps_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps").write_bytes(bytes(8))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    told = {1: (0.25, RankStep(compute_seconds=0.1, data_seconds=0.2, clock_hertz=1.2e9)), 2: (0.5, RankStep())}
+    shared = SharedFolder(tmp_path)
+    for rank, (seconds, own) in told.items():
+        assert shared.communication_of_others() == ()
+        shared.tell(f"{SECONDS}{rank}", f"{seconds} {own.model_dump_json()}")
+    assert shared.communication_of_others() == tuple(told.values())

@@ -5,11 +5,12 @@ import time
 import pytest
 
 from castwise.registry.kernel_classes import classify_kernel
-from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES
+from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, STARTING_COLLECTIVES
 from castwise.trial.trace_summary import (
     CLOSURE_RANGE,
     MODULE_RANGE,
     SCALING_RANGE,
+    UNUSED_RANGE,
     UPDATE_RANGE,
     DeviceEvent,
     HostEvent,
@@ -480,7 +481,15 @@ def test_communication_is_exposed_while_nothing_else_runs() -> None:
     assert found.exposed_seconds == pytest.approx(90e-9)
     (reduced,) = found.collectives
     assert (reduced.kind, reduced.format, reduced.launches, reduced.num_bytes) == ("all-reduce", "fp32", 2, 8000)
+    assert reduced.largest_bytes <= reduced.num_bytes == 2 * reduced.largest_bytes
+    assert found.rank_steps[0].compute_seconds == pytest.approx(100e-9)
     assert summarize_communication([], 1, [DeviceEvent(GEMM, 0, 100)], 1, classify_kernel) is None
+
+
+def test_looking_for_unused_parameters_is_work_of_the_host_while_no_kernel_runs() -> None:
+    host = [HostEvent("aten::mm", 0, 10, 1, id=1), HostEvent(UNUSED_RANGE, 10, 90, 1)]
+    profile = summarize_kernels(host, [DeviceEvent(GEMM, 5, 50, 1)], 1, classify_kernel)
+    assert profile.host_seconds == {FINDING_UNUSED: pytest.approx(40e-9)}
 
 
 def test_the_first_step_of_several_waits_for_ranks_to_begin() -> None:

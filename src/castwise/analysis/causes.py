@@ -36,7 +36,7 @@ from castwise.analysis.step_evidence import (
     matrices,
     power_limit_of,
 )
-from castwise.records.schema import AttentionTime, KernelTime, StepProfile, Trial
+from castwise.records.schema import AttentionTime, Collectives, Communication, KernelTime, RankStep, StepProfile, Trial
 from castwise.registry.gpus import peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, short_name
 from castwise.registry.library_faults import LIBRARY_FAULTS
@@ -46,7 +46,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
-from castwise.spec.types import IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
+from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import is_object
 
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
@@ -78,8 +78,11 @@ _NORM_GAIN = 0.55
 _FUSION_SAVES = 0.5
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
-# Collectives of fewer bytes mostly cost their start, some 20 µs. Source: chosen here; a bucket of DDP's has 25 MiB.
-_SMALL_BUCKET, _MANY_BUCKETS = 1e6, 8
+# Collectives of fewer bytes mostly cost their start, some 20 µs, in which NVLink moves them. Source: chosen here; a
+# bucket of DDP's has 25 MiB.
+_SMALL_BUCKET, _MANY_BUCKETS = 8e6, 8
+_EQUAL_WORK = "as much work for each rank, as by batches of like sizes"
+_SLOW_CLOCK = 0.95  # of the others': clocks of GPUs at work differ by less; chosen here
 _SEVERAL_PASSES = 1.5
 _SLOWER = 1.1  # times as long as in another precision; less is noise
 # A saving of this share of the step is a stronger reason than a default that is fast already.
@@ -463,8 +466,7 @@ def _host_work(step: StepEvidence) -> Cause | None:
     launches, share = step.idle_parts
     if not share or step.profile is None:
         return None
-    seconds = {name: each / step.seconds for name, each in (step.profile.host_seconds or {}).items()}
-    seconds.pop(STARTING_COLLECTIVES, None)  # `communication` tells of them
+    seconds = step.host_work
     named = sorted((name for name in seconds if seconds[name] >= _FEW), key=lambda name: -seconds[name])
     evidence = f"the GPU is idle {format_share(step.idle_share or 0.0)} of the step"
     evidence += f", and launches explain {format_share(launches)} at most"
@@ -481,6 +483,8 @@ def _host_work(step: StepEvidence) -> Cause | None:
         advice = frees
     else:
         advice = f"{named[0].removesuffix(' on the CPU')} on the GPU, or not in each step"
+    of_thread = _of_one_thread(step, computes=advice != frees)
+    evidence, advice = evidence + of_thread[0], advice + of_thread[1]
     parts = ", ".join(f"{name} {format_share(seconds[name])}" for name in named[:_MOST_MODULES])
     evidence += f"; the host is in {parts}" if named else ""
     copies = step.profile.host_copy_seconds
@@ -489,9 +493,22 @@ def _host_work(step: StepEvidence) -> Cause | None:
     return Cause("host-work", evidence, advice, share + back)
 
 
+def _of_one_thread(step: StepEvidence, *, computes: bool) -> tuple[str, str]:
+    """Return what to add to evidence and advice if the host computes, on one thread for each rank."""
+    if not computes or step.spent.communication is None or step.spent.communication.threads_per_rank != 1:
+        return "", ""
+    evidence = "; each rank computes on one thread, as torchrun sets OMP_NUM_THREADS=1"
+    return evidence, ", or OMP_NUM_THREADS of the cores for each rank"
+
+
 def _settings(step: StepEvidence) -> Cause | None:
     """Return that something is on, as for debugging, that keeps the GPU waiting."""
     named, idle = step.slowed_by, step.idle_share or 0.0
+    if not named and (looking := step.idle_as(FINDING_UNUSED)):
+        seen = f"the GPU is idle {format_share(looking)} of the step, as find_unused_parameters=True looks at its graph"
+        advice, technique = "training without find_unused_parameters", step.technique("settings")
+        advice += ", or static_graph=True, which looks once" if technique else ""
+        return Cause("settings", seen, advice, looking, technique)
     seen = f"{named} slows each step, and the GPU is idle {format_share(idle)} of it"
     return Cause("settings", seen, f"training without {named}", max(0.0, idle - step.copied)) if named else None
 
@@ -540,7 +557,7 @@ def _gradient_sync(step: StepEvidence) -> Cause | None:
 
 def _exchanged(step: StepEvidence) -> float:
     """Return the share of the step that the first rank communicates, without what it waits for a slower one."""
-    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0)) + step.starting_collectives
+    return max(0.0, step.exposed - next(iter(step.rank_waits), 0.0)) + step.idle_as(STARTING_COLLECTIVES)
 
 
 def _rank_imbalance(step: StepEvidence) -> Cause | None:
@@ -548,9 +565,27 @@ def _rank_imbalance(step: StepEvidence) -> Cause | None:
     waits = step.rank_waits
     if not waits:
         return None
-    seen = f"ranks wait for rank {waits.index(min(waits))}, at most {format_share(max(waits))} of the step"
-    advice = "as much work for each rank, as by batches of like sizes"
-    return Cause("rank-imbalance", seen, advice, statistics.fmean(waits))  # with equal work all take the mean
+    slow, why, advice = waits.index(min(waits)), "", _EQUAL_WORK
+    ranks = () if step.spent.communication is None else step.spent.communication.rank_steps
+    if len(ranks) == len(waits):
+        others = [*ranks[:slow], *ranks[slow + 1 :]]
+        why, advice = _why_slow(ranks[slow], others, max(waits) * step.seconds)
+    seen = f"ranks wait for rank {slow}, at most {format_share(max(waits))} of the step"
+    return Cause("rank-imbalance", seen + why, advice, statistics.fmean(waits))  # with equal work all take the mean
+
+
+def _why_slow(own: RankStep, others: Sequence[RankStep], lost: float) -> tuple[str, str]:
+    """Return what of a rank's step makes the others wait for so many seconds, and what to try."""
+    usual = statistics.median
+    if own.data_seconds - usual(each.data_seconds for each in others) >= lost / 2:
+        return ", which waits for its batches", "more loader workers in that rank, or its data where the others' is"
+    clock, clocks = own.clock_hertz, [each.clock_hertz for each in others if each.clock_hertz]
+    if clock and clocks and clock < _SLOW_CLOCK * usual(clocks):
+        megahertz = f"{clock / 1e6:,.0f} MHz, the others' at {usual(clocks) / 1e6:,.0f}"
+        return f", whose GPU's clock is at {megahertz}", "that GPU's cooling and power limit, or another GPU"
+    if own.compute_seconds - usual(each.compute_seconds for each in others) >= lost / 2:
+        return ", whose kernels take longer", _EQUAL_WORK
+    return ", whose kernels take no longer: its host is late", "py-spy on that rank, which tells what its Python does"
 
 
 def _communication(step: StepEvidence) -> Cause | None:
@@ -563,25 +598,68 @@ def _communication(step: StepEvidence) -> Cause | None:
     parts = [
         f"{each.launches:,.0f} {each.kind}{'s' if each.launches >= 2 else ''}"
         + (f" of {format_bytes(each.num_bytes / each.launches)}" if each.num_bytes else "")
+        + (
+            f" (at most {format_bytes(each.largest_bytes)})"
+            if each.largest_bytes * each.launches > 2 * each.num_bytes
+            else ""
+        )
         + (f" in {each.format.replace('fp32', 'float32')}" if each.format else "")
         for each in found.collectives[:2]
     ]
     seen = (
         f"{format_share(step.exposed)} of the step is communication that no other work hides: {' and '.join(parts)}"
+        f"{_over_what(step, found)}"
         f" ({format_share(hidden)} of their time is hidden)"
     )
-    if step.starting_collectives >= _FEW:
-        seen += f"; {format_share(step.starting_collectives)} more is the host, which starts them while no kernel runs"
-    advice = []
+    if (starting := step.idle_as(STARTING_COLLECTIVES)) >= _FEW:
+        seen += f"; {format_share(starting)} more is the host, which starts them while no kernel runs"
     for each in found.collectives[:1]:
+        if _has_dense_gradient(found, each):
+            of_all = format_share(min(1.0, found.largest_weight_bytes / each.num_bytes))
+            seen += f"; {of_all} of it is the gradient of `{found.largest_weight}`"
+    advice = _less_communication(step, found)
+    technique = advice[0][1] and step.technique("communication", among=[advice[0][1]])
+    tries = ", or ".join(text for text, _ in advice[:2])
+    return Cause("communication", seen, f"{tries}: a step with it tells", share, technique)
+
+
+def _has_dense_gradient(found: Communication, each: Collectives) -> bool:
+    """Return whether the weight with most of the gradients is reduced whole by such collectives."""
+    return each.largest_bytes >= found.largest_weight_bytes > 0
+
+
+def _less_communication(step: StepEvidence, found: Communication) -> list[tuple[str, str]]:
+    """Return what to try against communication, each with the technique that does it."""
+    advice = list[tuple[str, str]]()
+    for each in found.collectives[:1]:
+        if _has_dense_gradient(found, each) and found.largest_weight_layer == "Embedding":
+            advice.append(("gradients of the rows that a batch has alone, or a table that ranks divide", ""))
         if each.kind == "all-reduce" and found.late_share >= MOSTLY:
-            advice.append("DistributedDataParallel, which reduces while backward runs")
+            advice.append(("DistributedDataParallel, which reduces while backward runs", ""))
         if 0 < each.num_bytes < each.launches * _SMALL_BUCKET and each.launches >= _MANY_BUCKETS:
-            advice.append("larger buckets, as bucket_cap_mb sets them")
+            advice.append(("larger buckets, as bucket_cap_mb sets them", "ddp-buckets-100"))
+        if each.kind == "all-gather" and step.trial.spec.parallelism == "fsdp":
+            advice.append(("weights that stay whole from forward to backward", "fsdp-keep-weights"))
         if each.format == "fp32" and step.precision.is_16_bit:
-            advice.append("half of the bytes, by bf16_compress_hook of DDP or MixedPrecisionPolicy of FSDP")
-    advice.append("fewer updates: a larger batch, or several passes under no_sync()")
-    return Cause("communication", seen, ", or ".join(advice[:2]) + ": a step with it tells", share)
+            halves = "half of the bytes, by bf16_compress_hook of DDP or MixedPrecisionPolicy of FSDP"
+            advice.append((halves, "bf16-all-reduce"))
+    return [*advice, ("fewer updates: a larger batch, or several passes under no_sync()", "")]
+
+
+def _over_what(step: StepEvidence, found: Communication) -> str:
+    """Return over which links ranks exchange, and how fast: ", over NVLink at 310 GB/s"; what of it is known."""
+    others, linked = (
+        len(found.rank_seconds) - 1,
+        None if step.trial.gpu_facts is None else step.trial.gpu_facts.nvlinked_gpus,
+    )
+    if others < 1 or linked is None or step.trial.spec.num_nodes > 1:
+        return ""
+    over = f"NVLink to {linked} of {others} GPUs" if 0 < linked < others else "NVLink" if linked else "PCIe"
+    most, least_seconds = found.collectives[0], min(found.rank_seconds)
+    # What each rank sends and receives for an all-reduce. Source: NVIDIA/nccl-tests doc/PERFORMANCE.md, "busbw".
+    moved = 2 * others / (others + 1) * most.num_bytes
+    is_known = most.kind == "all-reduce" and len(found.collectives) == 1 and moved and least_seconds
+    return f", over {over}" + (f" at {moved / least_seconds / 1e9:,.0f} GB/s" if is_known else "")
 
 
 def _recompilation(step: StepEvidence) -> Cause | None:

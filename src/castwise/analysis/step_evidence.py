@@ -23,11 +23,20 @@ from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph
 from castwise.spec.quantities import format_share
 from castwise.spec.typed import TypedLine
-from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, STARTING_COLLECTIVES, WITHOUT_CUDNN, CauseName
+from castwise.spec.types import (
+    DETERMINISTIC,
+    FINDING_UNUSED,
+    NO_CACHE,
+    PROFILER,
+    STARTING_COLLECTIVES,
+    WITHOUT_CUDNN,
+    CauseName,
+)
 
 # Work whose time is that of the bytes that it moves: what torch.compile may fuse, and what it does not.
 FUSED: tuple[KernelClass, ...] = ("normalisation", "elementwise", "reduction", "copy", "other")
 MEMORY: tuple[KernelClass, ...] = (*FUSED, "host_copy", "indexing", "cast", "layout_conversion")
+OF_RANKS = (STARTING_COLLECTIVES, FINDING_UNUSED)  # work of the host that there is with several ranks alone
 UPDATE: tuple[KernelClass, ...] = ("optimizer", "loss_scaling")
 WRITES_SCORES = ("written", "math")
 _READ = "aten::_local_scalar_dense"
@@ -283,10 +292,15 @@ class StepEvidence:
         waits, num_reads = self.waits or 0.0, self.spent.waits.get(_READ, 0.0)
         return min(idle, waits + (1 - waits) * num_reads / max(1.0, self.spent.num_kernels)), idle
 
+    def idle_as(self, work: str) -> float:
+        """Return the share of the step in which no kernel runs, as the host does such work for the ranks."""
+        return (self.spent.host_seconds or {}).get(work, 0.0) / self.seconds
+
     @property
-    def starting_collectives(self) -> float:
-        """Return the share of the step in which no kernel runs, as the host starts collectives."""
-        return (self.spent.host_seconds or {}).get(STARTING_COLLECTIVES, 0.0) / self.seconds
+    def host_work(self) -> dict[str, float]:
+        """Return the share of the step in which no kernel runs, by what the host does but for OF_RANKS."""
+        found = self.spent.host_seconds or {}
+        return {name: each / self.seconds for name, each in found.items() if name not in OF_RANKS}
 
     @cached_property
     def idle_parts(self) -> tuple[float, float]:
@@ -295,9 +309,9 @@ class StepEvidence:
             return 0.0, 0.0
         # While it copies or waits, the host launches nothing.
         loads = self.input_share if self.trial.spec.is_script else 0.0
-        idle = max(0.0, (self.idle_share or 0.0) - max(self.waiting[0], self.copied, loads) - self.starting_collectives)
-        host = sum((self.profile.host_seconds or {}).values()) / self.seconds - self.starting_collectives
-        known = min(idle, host)
+        for_ranks = sum(map(self.idle_as, OF_RANKS))  # which `communication` and `settings` tell of
+        idle = max(0.0, (self.idle_share or 0.0) - max(self.waiting[0], self.copied, loads) - for_ranks)
+        known = min(idle, sum(self.host_work.values()))
         launches = min(idle - known, LAUNCH_SECONDS * self.profile.num_kernels / self.seconds)
         return (launches, idle - launches) if idle - launches >= LEAST_IDLE else (idle, 0.0)
 
@@ -317,16 +331,19 @@ class StepEvidence:
         products = [] if self.computes_in_float32 else [each for each in self.spent.kernels if each.kind in PRODUCTS]
         return [kernel for kernel in products if is_misaligned(kernel, self.item_bytes)]
 
-    def technique(self, cause: CauseName, *, convolutions: bool | None = None) -> str:
+    def technique(self, cause: CauseName, *, convolutions: bool | None = None, among: Sequence[str] = ()) -> str:
         """Return the first technique against a cause that this loop can have, and has not.
 
-        If `convolutions` is given, it is one that changes convolutions, or else one that does not.
+        If `convolutions` is given, it is one that changes convolutions, or else one that does not; if names are given,
+        it is one of these.
         """
         spec, layers = self.trial.spec, self.trial.layers
         for row in TECHNIQUES:
             is_new = cause in row.cures and row.name not in spec.techniques
             is_of_kind = convolutions in (None, row.layer == "convolution") and row.finds_layer(layers)
-            if not is_new or not is_of_kind or row.tried_after not in ("", *spec.techniques):
+            if not is_new or not is_of_kind or (among and row.name not in among):
+                continue
+            if row.tried_after not in ("", *spec.techniques):
                 continue
             tried = spec.model_copy(update={"techniques": (*spec.techniques, row.name)})
             try:

@@ -378,6 +378,7 @@ class GpuFacts(FrozenModel):
     ecc_errors: int | None = None  # uncorrected memory errors from the driver's loading to the trial's start
     max_pcie_generation: int | None = None  # that GPU and slot can do
     max_pcie_width: int | None = None  # lanes that GPU and slot can do
+    nvlinked_gpus: int | None = None  # other GPUs of the host that it reaches over NVLink; None in older records
     missing: dict[str, str] = Field(default_factory=dict)  # why a field is None, or not of all GPUs; "gpu": all fields
 
 
@@ -560,6 +561,15 @@ class Collectives(FrozenModel):
     format: Format = ""  # of the first tensor; "" if it is no float, or not known
     launches: float  # a step
     num_bytes: float = 0.0  # of the tensors that a rank gives, a step; 0 if their shapes are not known
+    largest_bytes: float = 0.0  # of the one with the most; 0 if that is not known, and in older records
+
+
+class RankStep(FrozenModel):
+    """What a rank's step takes besides its collectives."""
+
+    compute_seconds: _Seconds = 0.0  # in which a kernel of other work ran
+    data_seconds: _Seconds = 0.0  # in which a script waited for its loader's batches
+    clock_hertz: float | None = None  # of the GPU's multiprocessors after the profile; None if it is not known
 
 
 class Communication(FrozenModel):
@@ -572,6 +582,13 @@ class Communication(FrozenModel):
     reduced_passes: float = 0.0
     late_share: float = 0.0  # of the reduced bytes, those that were reduced after backward
     rank_seconds: tuple[_Seconds, ...] = ()  # `seconds` of each rank; empty if the others' are not known
+    rank_steps: tuple[RankStep, ...] = ()  # of the ranks that are known, the first one's first; empty in older records
+    threads_per_rank: int | None = None  # of PyTorch on the CPU, in the first rank; None in older records
+    # The trained weight with the most values, if it has most of them: its name, its layer's class and its gradient's
+    # bytes. Empty if none has, and in older records.
+    largest_weight: str = ""
+    largest_weight_layer: str = ""  # likewise
+    largest_weight_bytes: float = 0.0  # likewise
 
 
 class StepProfile(FrozenModel):

@@ -61,5 +61,6 @@ PROFILER = "torch.profiler"  # one of the script's own
 # What the host does, as records name it.
 IN_PYTHON = "Python between operators"
 STARTING_COLLECTIVES = "starting collectives"
+FINDING_UNUSED = "looking for unused parameters"
 
 SYNTHETIC = "synthetic"  # the data set of random samples

@@ -114,6 +114,18 @@ def _ecc_errors(nvml: Any, handle: Any) -> Any:
     return nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
 
 
+def _nvlinked_gpus(nvml: Any, handle: Any) -> int:
+    """Return to how many GPUs of the host a GPU has NVLink, also through switches."""
+    others = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    own = nvml.nvmlDeviceGetIndex(handle)
+    states = [
+        nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        for other in others
+        if nvml.nvmlDeviceGetIndex(other) != own
+    ]
+    return states.count(nvml.NVML_P2P_STATUS_OK)
+
+
 # The counter comes first, so that after a block it is read at once. PCIe throughput is left out: its counters block for
 # 20 ms (source: nvml.h, nvmlDeviceGetPcieThroughput).
 _SAMPLE_QUERIES: dict[str, Query] = {
@@ -139,6 +151,7 @@ _FACT_QUERIES: dict[str, Query] = {
     "ecc_errors": _ecc_errors,
     "max_pcie_generation": lambda nvml, handle: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
     "max_pcie_width": lambda nvml, handle: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+    "nvlinked_gpus": _nvlinked_gpus,
 }
 
 

@@ -51,6 +51,7 @@ _FACTS: dict[str, _Combine] = {
     "ecc_errors": sum,
     "max_pcie_generation": min,
     "max_pcie_width": min,
+    "nvlinked_gpus": min,
 }
 
 

@@ -144,11 +144,8 @@ def shard(model: nn.Module, peers: Peers, *, keeps_whole_weights: bool = False) 
     uses = _count_uses(model)
     # Tied weights stay tied only if they are sharded together.
     blocks = [block for block in repeated_blocks(model) if _count_uses(block).items() <= uses.items()]
-    arguments = (
-        {"reshard_after_forward": False} if keeps_whole_weights else {}
-    )  # else torch keeps the model's own alone
-    for part in (*blocks, model):
-        fully_shard(part, mesh=mesh, **arguments)
+    for part in (*blocks, model):  # by default torch keeps what is no block's
+        fully_shard(part, mesh=mesh, reshard_after_forward=False if keeps_whole_weights else None)
     for part in model.modules() if device_type == "cpu" else ():
         if isinstance(part, FSDPModule):
             if not hasattr(part, "set_force_sum_reduction_for_comms"):

@@ -12,10 +12,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType, _profiler_enabled
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, record_function
 from torch.utils.hooks import RemovableHandle
 
-from castwise.records.schema import StepProfile
+from castwise.records.schema import Communication, RankStep, StepProfile
 from castwise.registry.kernel_classes import Classified, classify_kernel, classify_operator, classify_ptx
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
@@ -23,6 +24,7 @@ from castwise.spec.types import DETERMINISTIC, NO_CACHE, PROFILER, WITHOUT_CUDNN
 from castwise.trial.distributed import Peers
 from castwise.trial.trace_summary import (
     MODULE_RANGE,
+    UNUSED_RANGE,
     DeviceEvent,
     HostEvent,
     measure_idle,
@@ -112,9 +114,12 @@ def profile_step(
         profile = summarize_kernels(found.host, found.device, found.num_steps, _classify, found.calls)
         classify = _classify
     communication = summarize_communication(found.host, found.num_steps, *alone, classify)
-    rank_seconds = peers.gather_objects(0.0 if communication is None else communication.seconds)
-    if communication is not None and len(rank_seconds) > 1:
-        communication = communication.model_copy(update={"rank_seconds": tuple(rank_seconds)})
+    each = peers.gather_objects(rank_step(communication, device))
+    if communication is not None:
+        update = {"threads_per_rank": torch.get_num_threads(), **_largest_weight(step.model)}
+        if len(each) > 1:
+            update |= {"rank_seconds": tuple(own[0] for own in each), "rank_steps": tuple(own[1] for own in each)}
+        communication = communication.model_copy(update=update)
     times["communication"] = communication
     said = {"settings": tuple(settings), "missing": "; ".join([*missing, *found.missing])}
     return profile.model_copy(update={**times, **said})
@@ -196,14 +201,34 @@ def _measure_waits(run: RunSteps, num_steps: int) -> float:
     return 1e-9 * waited / num_steps
 
 
-def communication_seconds(profiler: torch.profiler.profile, num_steps: int) -> float:
-    """Return for how long kernels that exchange with other ranks ran in a step, by a profiler of one device."""
+def rank_step(communication: Communication | None, device: torch.device) -> tuple[float, RankStep]:
+    """Return for how long this rank's collectives run in a step, and what else it does."""
+    if communication is None:
+        return 0.0, RankStep()
+    clock = None
+    with suppress(Exception):  # of a library that may be missing, or not know the GPU
+        clock = 1e6 * torch.cuda.clock_rate(device) if device.type == "cuda" else None
+    return communication.seconds, communication.rank_steps[0].model_copy(update={"clock_hertz": clock})
+
+
+def _largest_weight(model: nn.Module) -> dict[str, Any]:
+    """Return the fields of `Communication` about the weight whose gradient is most of what ranks reduce, if any is."""
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    name, weight = max(trained, key=lambda each: each[1].nbytes, default=("", torch.empty(0)))
+    if 2 * weight.nbytes < sum(each.nbytes for _, each in trained) or len(trained) < 2:
+        return {}
+    layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
+    shown = name.removeprefix("module.")  # DistributedDataParallel's
+    return {"largest_weight": shown, "largest_weight_layer": layer, "largest_weight_bytes": weight.nbytes}
+
+
+def communication_of(profiler: torch.profiler.profile, num_steps: int) -> Communication | None:
+    """Return what this rank exchanges with others in a step, by a profiler of one device."""
     kernels = (each for each in _events(profiler) if each.device_type() != DeviceType.CPU)
     device = [
         DeviceEvent(each.name(), each.start_ns(), each.end_ns()) for each in kernels if not each.is_user_annotation()
     ]
-    found = summarize_communication((), num_steps, device, num_steps, _classify)
-    return 0.0 if found is None else found.seconds
+    return summarize_communication((), num_steps, device, num_steps, _classify)
 
 
 def _events(profiler: torch.profiler.profile) -> list[Any]:
@@ -221,6 +246,9 @@ def _annotated(step: ProfiledStep, settings: dict[str, None], *, has_modules: bo
 
     with ExitStack() as stack:
         stack.enter_context(step.within_ranges())
+        if any(isinstance(part, DistributedDataParallel) and _looks(part) for part in step.model.modules()):
+            looking = record_function(UNUSED_RANGE)(DistributedDataParallel._post_forward)
+            stack.enter_context(patch.object(DistributedDataParallel, "_post_forward", looking))
         for name, module in _outer_modules(step.model) if has_modules else ():
             with suppress(RuntimeError):  # a module of TorchScript takes no hooks
                 stack.callback(module.register_forward_pre_hook(note).remove)
@@ -228,6 +256,10 @@ def _annotated(step: ProfiledStep, settings: dict[str, None], *, has_modules: bo
                 for handle in mark(f"{MODULE_RANGE}{name}", *hooks):
                     stack.callback(handle.remove)
         yield
+
+
+def _looks(wrapper: DistributedDataParallel) -> bool:
+    return bool(wrapper.find_unused_parameters) and not wrapper.static_graph
 
 
 def _outer_modules(model: nn.Module, prefix: str = "", level: int = 1) -> Iterator[tuple[str, nn.Module]]:

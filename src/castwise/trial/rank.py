@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from castwise.records.messages import Call, Failed
@@ -16,7 +17,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.trial import server
 from castwise.trial.classify_error import classify
-from castwise.trial.kernel_profile import communication_seconds
+from castwise.trial.kernel_profile import communication_of, rank_step
 from castwise.trial.script.ranks import CALL, DOOR, FAILURE, PROFILED, SECONDS, UNLIMITED, WARM, SharedFolder
 from castwise.trial.script.run import ScriptRun, ScriptTrial
 from castwise.trial.script.trackers import switch_off
@@ -48,12 +49,16 @@ def main() -> None:
         script = ScriptRun(UserModel.model_validate(arguments["model"]), AS_WRITTEN, device)
 
     recorder, passed = profile(activities=[ProfilerActivity.CUDA]), list[int]()  # steps up to each mark
+    waited = list[float]()  # for batches: when the recorder started and stopped
 
     def next_mark(moments: Sequence[object]) -> int:
         if len(passed) == _RECORDED_MARKS[1]:
             recorder.stop()
             count = sum(passed[_RECORDED_MARKS[0] :])
-            ranks.tell(f"{SECONDS}{ranks.rank}", str(communication_seconds(recorder, count)))
+            seconds, own = rank_step(communication_of(recorder, count), torch.device(device))
+            waited.append(0.0 if script.hooks is None else script.hooks.data_seconds)
+            own = own.model_copy(update={"data_seconds": (waited[-1] - waited[0]) / count})
+            ranks.tell(f"{SECONDS}{ranks.rank}", f"{seconds} {own.model_dump_json()}")
         if len(moments) == 2:
             ranks.tell(f"samples-{ranks.rank}", str(script.samples_per_step))
         if script.hooks is not None and (folder / WARM).exists():
@@ -62,6 +67,7 @@ def main() -> None:
         if device != "cpu" and (folder / PROFILED).exists():
             if len(passed) == _RECORDED_MARKS[0]:
                 recorder.start()
+                waited.append(0.0 if script.hooks is None else script.hooks.data_seconds)
             passed.append(num_steps)
         return num_steps
 

@@ -16,6 +16,7 @@ from castwise.records.schema import (
     KernelTime,
     ModuleTime,
     ProductTime,
+    RankStep,
     StepProfile,
 )
 from castwise.registry.kernel_classes import (
@@ -27,12 +28,13 @@ from castwise.registry.kernel_classes import (
     classify_operator,
     format_of,
 )
-from castwise.spec.types import IN_PYTHON, STARTING_COLLECTIVES
+from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, STARTING_COLLECTIVES
 
 # Ranges that the profiled step is run in. torch's own name a step of an optimizer.
 MODULE_RANGE = "castwise module: "
 SCALING_RANGE = "castwise loss scaling"
 UPDATE_RANGE = "castwise update"
+UNUSED_RANGE = f"castwise {FINDING_UNUSED}"  # by DistributedDataParallel, after forward
 CLOSURE_RANGE = "castwise closure"  # forward and backward, which an optimizer's step calls
 _RANGES = "castwise "  # what all of these begin with
 _OPTIMIZER_RANGE = "Optimizer.step#"
@@ -204,6 +206,7 @@ def summarize_communication(
         collectives=collectives,
         reduced_passes=passes,
         late_share=late_share,
+        rank_steps=(RankStep(compute_seconds=hiding * _NANO / num_steps),),
     )
 
 
@@ -218,7 +221,13 @@ def _collectives(events: Iterable[HostEvent | DeviceEvent], num_steps: int) -> t
             its_format = _format_of_event(event)
             found[_kind_of_collective(event.name), its_format].append(_bytes_of(event))
     return tuple(
-        Collectives(kind=kind, format=its_format, launches=len(each) / num_steps, num_bytes=sum(each) / num_steps)
+        Collectives(
+            kind=kind,
+            format=its_format,
+            launches=len(each) / num_steps,
+            num_bytes=sum(each) / num_steps,
+            largest_bytes=max(each),
+        )
         for (kind, its_format), each in sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
     )
 
@@ -302,8 +311,8 @@ def _summarize_host(
     launching.update(call.id for call in calls)
     called = sorted((event.thread, event.start) for event, _, _ in nested if event.id in launching)
     for event, context, own in nested:
-        if event.name.startswith("c10d::"):  # where nothing else is in the way, it launches a kernel
-            found[STARTING_COLLECTIVES].append((event.start, event.end))
+        if work := _work_for_ranks(event.name):
+            found[work].append((event.start, event.end))
         is_operator = "::" in event.name and not event.name.startswith(_BACKWARD_NODE) and not context.is_loading
         if own >= _LONG_OPERATOR and is_operator and event.thread in threads:
             first, after = (bisect_left(called, (event.thread, time)) for time in (event.start, event.end))
@@ -315,6 +324,13 @@ def _summarize_host(
         if _ALLOCATING.match(call.name):
             found[call.name].append((call.start, call.end))
     return _outside([(event.start, event.end) for event in device], found)
+
+
+def _work_for_ranks(name: str) -> str:
+    if name == UNUSED_RANGE:
+        return FINDING_UNUSED
+    # Where nothing else is in the way, it launches a kernel.
+    return STARTING_COLLECTIVES if name.startswith("c10d::") else ""
 
 
 def _long_gaps(

@@ -23,6 +23,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.errors import EngineError
 from castwise.records.messages import EVENT, Failed, Progress
+from castwise.records.schema import RankStep
 from castwise.trial.lifetime import kill_descendants
 from castwise.trial.script.run import Ranks
 
@@ -37,7 +38,7 @@ _RANK = "castwise.trial.rank"
 DOOR, CALL, FAILURE = "door", "call", "failed"
 WARM = "warm"  # a file that is there after rank 0's warm-up
 PROFILED = "profiled"  # a file that is there once rank 0 is profiled
-SECONDS = "communication-"  # with the rank: the file with what its collectives take in a step of that
+SECONDS = "communication-"  # with the rank: the file with what its collectives, and all else, take in a step of that
 
 
 class SharedFolder(Ranks):
@@ -80,9 +81,11 @@ class SharedFolder(Ranks):
     def begin_profile(self) -> None:
         self.tell(PROFILED, "")
 
-    def communication_of_others(self) -> tuple[float, ...]:
+    def communication_of_others(self) -> tuple[tuple[float, RankStep], ...]:
         files = [self._folder / f"{SECONDS}{rank}" for rank in range(1, self.num_ranks)]
-        return tuple(float(file.read_text()) for file in files) if all(file.exists() for file in files) else ()
+        texts = [file.read_text().split(" ", 1) for file in files if file.exists()]
+        found = tuple((float(seconds), RankStep.model_validate_json(own)) for seconds, own in texts)
+        return found if len(found) == len(files) else ()
 
     def samples_of_others(self) -> int:
         deadline = time.monotonic() + _SAMPLES_SECONDS

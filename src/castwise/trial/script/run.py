@@ -35,7 +35,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import TechniqueError, UsageError
-from castwise.records.schema import Block, Facts, RankSamples, StepProfile, WorkBetweenSteps
+from castwise.records.schema import Block, Facts, RankSamples, RankStep, StepProfile, WorkBetweenSteps
 from castwise.registry.frameworks import framework_of
 from castwise.registry.precisions import AS_WRITTEN, find_precision
 from castwise.registry.trackers import trackers_off
@@ -43,7 +43,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, digest_of
 from castwise.trial.distributed import Peers
 from castwise.trial.flops import count_flops_of_script
-from castwise.trial.kernel_profile import profile_step
+from castwise.trial.kernel_profile import profile_step, rank_step
 from castwise.trial.memory import memory_meter
 from castwise.trial.numerics import compare_script
 from castwise.trial.script.autocast import note_own_precision
@@ -135,8 +135,8 @@ class Ranks:
     def begin_profile(self) -> None:
         """Let the other ranks measure their collectives while this one is profiled."""
 
-    def communication_of_others(self) -> tuple[float, ...]:
-        """Return the seconds a step that the collectives of the other ranks took; empty if they are not known."""
+    def communication_of_others(self) -> tuple[tuple[float, RankStep], ...]:
+        """Return the seconds of the other ranks' collectives, and what else their steps take; empty if not known."""
         return ()
 
     def make_folder(self) -> str:
@@ -770,14 +770,18 @@ class ScriptTrial:
                 raise UsageError(f"{self.run.name} ended, or its time was up, before {count} steps were profiled")
             return count
 
-        hooks = self._hooks
+        hooks, steps_before = self._hooks, self.run.num_steps
+        waited_before = hooks.data_seconds
         self.run.ranks.begin_profile()
         # Times may be those after a wait in which a loader prepares batches; FLOPs and roundings are the same.
         lead_in = max(1, hooks.num_prefetched)
         profile = profile_step(self._spec, hooks, functools.partial(run, lead_in=lead_in), num_steps, trace, Peers())
         if profile.communication is not None and (others := self.run.ranks.communication_of_others()):
-            rank_seconds = (profile.communication.seconds, *others)
-            communication = profile.communication.model_copy(update={"rank_seconds": rank_seconds})
+            seconds, first = rank_step(profile.communication, torch.device(self._spec.device))
+            waited = (hooks.data_seconds - waited_before) / max(1, self.run.num_steps - steps_before)
+            steps = (first.model_copy(update={"data_seconds": waited}), *(own for _, own in others))
+            update = {"rank_seconds": (seconds, *(each for each, _ in others)), "rank_steps": steps}
+            communication = profile.communication.model_copy(update=update)
             profile = profile.model_copy(update={"communication": communication})
         device = torch.device(self._spec.device)
         flops = count_flops_of_script(run, hooks.models, hooks.stepped, device, max(1, profile.num_steps))
