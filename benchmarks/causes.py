@@ -5,6 +5,7 @@
 
 Cases are those of public threads (`source`), rebuilt as small models, with near misses that have not the cause. The
 scripts of benchmarks/cause_scripts/ are other people's: their first lines say what is expected, and after which thread.
+Those in its folder several/ are planted, and need as many GPUs as their second line says.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from castwise.spec.types import CauseName
 
 MODELS = Path(__file__).with_name("cause_models.py")
 GPT2 = str(Path(__file__).with_name("gpt2.py"))
-SCRIPTS = sorted(Path(__file__).with_name("cause_scripts").glob("*.py"))
+SCRIPTS = sorted(Path(__file__).with_name("cause_scripts").rglob("*.py"))
 # The first cause that was named before any rule was mended.
 FIRST_TRY = Path(__file__).with_name("cause_scripts") / "first_try.json"
 NONE = "none"
@@ -132,6 +133,12 @@ def found_in(folder: Path) -> dict[tuple[str, str, str], Diagnosis]:
 def said_in(script: Path) -> dict[str, str]:
     """Return what the first lines of a script say: its source, the expected causes, the precision, FLOPs by hand."""
     return dict(re.findall(r"^# (after|expected|precision|flops): (.*)$", script.read_text(), re.MULTILINE))
+
+
+def command_of(script: Path) -> str:
+    """Return how a script is started: on several ranks if its first lines say so."""
+    ranks = re.search(r"^# ranks: (\d+)", script.read_text(), re.MULTILINE)
+    return f"torchrun --nproc-per-node {ranks[1]} {script}" if ranks else f"python {script}"
 
 
 def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
@@ -284,7 +291,7 @@ def main() -> int:
             measure(workload, (precision,), techniques, arguments.out)
     for script in SCRIPTS:
         if not arguments.cases or script.stem in arguments.cases:
-            measure(f"python {script}", (said_in(script)["precision"],), NONE, arguments.out)
+            measure(command_of(script), (said_in(script)["precision"],), NONE, arguments.out)
     return 0
 
 

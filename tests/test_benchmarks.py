@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import aa
 import accuracy_tables
 import answers
 import by_hand
+import causes
 import coverage
 import emitted
 import hand_loops
@@ -294,3 +296,22 @@ def test_table_of_real_packages_says_what_became_of_each_precision(
     assert real_packages.table("2026").splitlines()[-1] == (
         "| `timm_loop.py` | timm 1.0 | 0 | equal | unsupported | 5e-01 | 1 |"
     )
+
+
+PLANTED = sorted((ROOT / "benchmarks" / "cause_scripts" / "several").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", PLANTED, ids=lambda script: script.stem)
+def test_planted_scripts_for_several_gpus_say_how_they_are_started(script: Path) -> None:
+    assert causes.command_of(script) == f"torchrun --nproc-per-node 4 {script}"
+    assert {"precision", "expected", "after"} <= causes.said_in(script).keys()
+    assert len(script.read_text().splitlines()) <= 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", PLANTED, ids=lambda script: script.stem)
+def test_planted_scripts_run_on_two_ranks_of_a_cpu(script: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"TINY": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*launcher, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

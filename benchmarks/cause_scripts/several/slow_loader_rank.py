@@ -1,0 +1,36 @@
+# precision: as-written
+# ranks: 4 (torchrun --nproc-per-node 4 slow_loader_rank.py)
+# expected: rank-imbalance
+# because: the last rank's data set takes 60 ms for a batch in its main process, and the others wait in the all-reduce
+# after: planted: one rank on a slow disk
+import time
+import os, torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+tiny, cuda = os.environ.get("TINY") == "1", torch.cuda.is_available()
+dist.init_process_group("nccl" if cuda else "gloo")
+rank, last = int(os.environ["LOCAL_RANK"]), dist.get_rank() == dist.get_world_size() - 1
+dev = torch.device("cuda", rank) if cuda else torch.device("cpu")
+if cuda:
+    torch.cuda.set_device(dev)
+torch.set_float32_matmul_precision("high")
+B, D, L, steps = (4, 32, 2, 3) if tiny else (16384, 4096, 6, 300)
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return steps
+
+    def __getitem__(self, index):
+        time.sleep(0.001 if tiny else 0.06 * last)  # a slow disk
+        return torch.full((D,), float(index)), index % 16
+
+net = nn.Sequential(*[nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(L)], nn.Linear(D, 16)).to(dev)
+model = DDP(net, device_ids=[rank] if cuda else None, gradient_as_bucket_view=True)
+opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=cuda)
+for x, y in torch.utils.data.DataLoader(Rows(), batch_size=1):
+    x, y = x.to(dev).expand(B, D) * torch.randn(B, 1, device=dev), y.to(dev).expand(B)
+    with torch.autocast(dev.type, dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+dist.destroy_process_group()
