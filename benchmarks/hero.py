@@ -148,9 +148,7 @@ def _map() -> str:
                 parts.append(_cell(row, round(x, 1), top, round(width - 4, 1), row.precision in taken))
     where = _where([(row.trial.environment.model_dump(), row.trial.started_at) for row in rows])
     first = "Outlined: what castwise run takes. Red: slower than the default. ✕: the training diverged."
-    note = (
-        "The precision is the only change. Precisions that end on true have no float32 weights; they are never taken."
-    )
+    note = "The precision is the only change. Precisions that end on true have no float32 weights; others are taken."
     title = "How many times as fast as PyTorch's default, by model and precision"
     return _picture(title, first, [where, note], _HEAD + _LINE * len(ordered), parts)
 

@@ -303,6 +303,24 @@ def test_a_disturbed_machine_weakens_the_words() -> None:
     assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
+def test_one_process_shows_nothing_beside_a_baseline_that_was_once_as_fast() -> None:
+    twice = rounds(FP32, at("bf16-mixed", 2.1), gains=(1.0,))
+    assert advise(*twice).decision == "take"
+    apart = at("fp32", 2.0).model_copy(update={"session_id": "s1"})
+    apart = apart.model_copy(update={"spec": apart.spec.model_copy(update={"repeat": 1})})
+    assert advise(*twice, apart).decision == "undecided"
+    turing = fake_environment((7, 5))
+    both = [at(name, speed, environment=turing) for name, speed in (("fp32", 1), ("bf16-mixed", 6))]
+    assert once(*both).decision == "undecided", "it is emulated there"
+
+
+def test_what_alone_was_measured_without_float32_weights_is_said_with_its_speed() -> None:
+    sentence = once(FP32, at("bf16-true", 0.8)).sentence
+    assert "nothing that keeps float32 was measured beside fp32. bf16-true (0.80×) keeps no float32 weights" in sentence
+    narrow = once(FP32, at("fp32", 1.2, techniques=("adam-state-8-bit",))).sentence
+    assert "(1.20×) keeps the optimizer's state in fewer bits: check the accuracy first." in narrow
+
+
 def test_an_answer_prints_as_its_sentence() -> None:
     advice = advise(FP32, at("bf16-mixed", 2))
     assert (str(advice), repr(advice)) == (advice.sentence, f"Advice({advice.sentence!r})")

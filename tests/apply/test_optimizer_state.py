@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,12 +10,21 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from castwise.apply.applied import Applied, apply
-from castwise.apply.precision import round_stochastically
+from castwise.apply.precision import numeric_state, round_stochastically
 from castwise.apply.techniques.optimizer_state import keep_state_in
 from castwise.errors import TechniqueError, UsageError
+from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import loops_with_states
 
 STATES = ("bf16", "8-bit", "fp8", "4-bit")
+
+
+@pytest.fixture(autouse=True)
+def _switches_restored() -> Iterator[None]:
+    with numeric_state(find_precision("fp32")):
+        yield
+
+
 TENSORS = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
 
 

@@ -125,7 +125,7 @@ FAULTS = {
         (
             {},
             False,
-            "Will measure fp32, bf16-mixed, fp16-mixed, bf16-true on a CPU for 75 s (--budget changes it). It emulates "
+            "Will measure fp32, bf16-mixed, fp16-mixed, bf16-true on a CPU for 75 s (--budget changes it). The CPU emulates "
             "fp16-mixed: expect no gain there.",
         ),
         (
@@ -133,7 +133,7 @@ FAULTS = {
             False,
             "Will measure your script as written, bf16-mixed on a CPU.",
         ),
-        ({"precisions": ("O2",), "device": "cpu", "rounds": 1}, True, "Will measure fp16-master on a CPU. It emulates "
+        ({"precisions": ("O2",), "device": "cpu", "rounds": 1}, True, "Will measure fp16-master on a CPU. The CPU emulates "
          "fp16-master: expect no gain there."),
     ],
 )  # fmt: skip

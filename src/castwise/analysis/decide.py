@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -21,7 +21,7 @@ from castwise.analysis.model_flops import why_inexact
 from castwise.analysis.result_table import Row
 from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate, strays_among
 from castwise.analysis.statistics import MOST_ROUNDS, Estimate
-from castwise.analysis.steady_metrics import block_means, peak_allocated_bytes
+from castwise.analysis.steady_metrics import block_means, peak_allocated_bytes, step_seconds
 from castwise.analysis.training_metrics import data_share, epochs_of, is_whole, length_in_words, perplexity
 from castwise.analysis.warnings import mean_reading, warnings_of_all
 from castwise.records.schema import Epoch, Trial
@@ -242,7 +242,10 @@ def _decide(rows: list[Row]) -> Advice:
     ratios = _ratios_over(reference, candidates)
     if not ratios:
         failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
-        why = ", ".join(failed) or "no other precision was measured (--precision names them, --budget gives time)"
+        kind = "" if len(measured) == 1 else " that keeps float32"
+        why = (
+            ", ".join(failed) or f"no other precision{kind} was measured (--precision names them, --budget gives time)"
+        )
         return replace(advice, why=why)
     if proven := [row for row, ratio in ratios if _is_proven(ratio, reference, row)]:
         advice = replace(advice, decision="take", expected=_expected(proven, reference))
@@ -408,9 +411,12 @@ def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
     """Return what to do, in words, if there is no reference, or nothing to compare it with."""
     row, reference, other = advice.row, advice.reference, advice.next
     if reference is not None:
-        kind = " with float32 weights" if len(measured) > 1 else ""
-        said = f"only {_reference_name(reference)} was measured{kind}: there is nothing to compare it with."
-        return said + _caution(measured, reference)
+        if narrow := [each for each in measured if each is not reference]:
+            names = _and(narrow, lambda each: f" ({_speed(each) / _speed(reference):.2f}×)")
+            verbs = "keeps" if len(narrow) == 1 else "keep"
+            said = f"nothing that keeps float32 was measured beside {_reference_name(reference)}."
+            return f"{said} {names} {verbs} {_what_is_narrow(narrow)}: {_CHECK_ACCURACY}"
+        return f"only {_reference_name(reference)} was measured: there is nothing to compare it with."
     if other is None:
         return "nothing to recommend. No trial ended well."
     if row is None:
@@ -557,12 +563,16 @@ def _how_sure(reference: Row, best: Row) -> str:
     """Return on how many processes a comparison rests, which were in another mode, and what disturbed them."""
     fewest = min(len(reference.trials), len(best.trials))
     words = "one run" if fewest == 1 else f"{fewest} runs each"
-    strays = [strays_in_words(row.trials, f" of {_name(row)}") for row in (reference, best)]
-    return ", ".join([words, *filter(None, strays), *_doubts(reference, best)])
+    doubts = _doubts(reference, best)
+    strays = [strays_in_words(row.trials, f" of {_name(row)}", doubts) for row in (reference, best)]
+    return ", ".join([words, *filter(None, strays), *doubts])
 
 
-def strays_in_words(trials: Sequence[Trial], of: str = "") -> str:
-    """Return how many processes are in another mode than most, and what the records show of it; empty if none is."""
+def strays_in_words(trials: Sequence[Trial], of: str = "", said: Collection[str] = ()) -> str:
+    """Return how many processes are in another mode than most, and what the records show of it; empty if none is.
+
+    Doubts that are said elsewhere are left out.
+    """
     if not (found := strays_among(trials)):
         return ""
     strays = [trial for trial, _ in found]
@@ -574,7 +584,7 @@ def strays_in_words(trials: Sequence[Trial], of: str = "") -> str:
         own, usual = ([known for trial in side if (known := read(trial))] for side in (strays, others))
         ratio = statistics.fmean(own) / statistics.fmean(usual) if own and usual else 1.0
         shown += [f"at {ratio:.2f}× the {name}"] if abs(ratio - 1) >= _MODE_DIFFERENCE else []
-    shown += [doubt for doubt in doubts_of(strays) if doubt not in doubts_of(others)]
+    shown += [doubt for doubt in doubts_of(strays) if doubt not in (*doubts_of(others), *said)]
     span = " to ".join(dict.fromkeys((ratios[0], ratios[-1])))
     words = f"{len(strays)} of {len(trials)} processes{of} took {span}× as long as the others"
     return f"{words} ({', '.join(shown)})" if shown else words
@@ -673,8 +683,9 @@ def one_process_shows(
 
     On a machine at rest the interval over the blocks of a session is beyond a factor; the figure itself has to be
     beyond a larger one if the machine was disturbed or there is no interval. On a GPU blocks that vary disturb nothing
-    else: the interval has that. Each process beside the baseline shows
-    that it is faster. If one shows that it is slower, the others need only be slower: nothing depends on by how much.
+    else: the interval has that. Each process beside the baseline shows that it is faster, and the slowest is faster
+    than the baseline's fastest. If one shows that it is slower, the others need only be slower: nothing depends on by
+    how much.
     Old records have no sessions. On a GPU they show it by each block of one beside each of the other.
 
     Args:
@@ -705,7 +716,14 @@ def one_process_shows(
             shown.append(None)
     if "slower" in shown and max(ratios) <= 1:
         return "slower"
-    return "faster" if set(shown) == {"faster"} and min(ratios) > 1 else None
+    is_faster = set(shown) == {"faster"} and not any(map(_is_emulated, trials))
+    return "faster" if is_faster and _least_ratio(baselines, trials) * units >= beyond else None
+
+
+def _least_ratio(baselines: Sequence[Trial], trials: Sequence[Trial]) -> float:
+    """Return the speed-up of the slowest process over the baseline's fastest: one may have been held up, or not."""
+    before, after = ([each for trial in side if (each := step_seconds(trial))] for side in (baselines, trials))
+    return min(before, default=math.inf) / max(after, default=math.inf)
 
 
 def _blocks_beside(

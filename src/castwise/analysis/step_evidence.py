@@ -294,7 +294,8 @@ class StepEvidence:
 
     def idle_as(self, work: str) -> float:
         """Return the share of the step in which no kernel runs, as the host does such work for the ranks."""
-        return (self.spent.host_seconds or {}).get(work, 0.0) / self.seconds
+        seconds = (self.spent.host_seconds or {}).get(work, 0.0)
+        return seconds / self.seconds if seconds else 0.0
 
     @property
     def host_work(self) -> dict[str, float]:

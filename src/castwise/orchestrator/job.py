@@ -158,7 +158,7 @@ def outlook(options: RunOptions) -> str:
     emulated = ", ".join(row.name for row in rows if why_emulated(row, cpu) is not None)
     is_open = options.budget_seconds is None and options.rounds is None
     limit = f" for {CPU_BUDGET_SECONDS:g} s (--budget changes it)" if is_open else ""
-    no_gain = f" It emulates {emulated}: expect no gain there." if emulated else ""
+    no_gain = f" The CPU emulates {emulated}: expect no gain there." if emulated else ""
     return f"Will measure {names} on {cpu.name}{limit}.{no_gain}"
 
 

@@ -23,11 +23,13 @@ def card(answer: Answer) -> str:
     over, reference, environment = advice.over, advice.reference, trial.environment
     parts = [_line(92, f"{answer.group.title}, {answer.setting}, {short_name(environment.device_name)}", 30, _SOFT)]
     if advice.decision == "take" and over is not None and reference is not None:
-        parts.append(f'<g font-weight="700">{text(_LEFT, 236, format_ratio(over.value), size=150, fill=_BLUE)}</g>')
+        ratio = format_ratio(over.value)
+        parts.append(f'<g font-weight="700">{text(_LEFT, 236, ratio, size=720 // max(5, len(ratio)), fill=_BLUE)}</g>')
         name = REFERENCE_WORDS.get(reference.precision, reference.precision)
         interval = format_interval(over.value, over.low, over.high)
         parts.append(text(590, 180, f"as fast as {name}{advice.same_loop}", size=36, fill=_PALE))
-        parts.append(text(590, 228, f"{interval} {advice.how_sure}".strip(), size=28, fill=_SOFT))
+        sure = textwrap.wrap(f"{interval} {advice.how_sure}".strip(), 50)[:2]
+        parts += [text(590, 220 + 30 * place, line, size=24, fill=_SOFT) for place, line in enumerate(sure)]
         memory = f", in {format_ratio(advice.memory_ratio)} the memory" if advice.memory_ratio else ""
         parts.append(_line(306, f"take {loop_of(answer)}{memory}", 30, _PALE))
         alike = [row for row in advice.rows if row.techniques == reference.techniques and row.trial.status == "ok"]
@@ -42,7 +44,8 @@ def card(answer: Answer) -> str:
             )
             parts.append(text(_BARS + width + 14, y + 25, format_ratio(value), size=24, fill=_PALE))
     else:
-        parts.append(_line(236, outcome_of(answer), 34, _PALE))
+        outcome = textwrap.wrap(outcome_of(answer), 56)[:4]
+        parts += [_line(236 + 48 * place, line, 34, _PALE) for place, line in enumerate(outcome)]
     spec = trial.spec
     command = advised_line("run", spec.workload, {} if spec.is_script else {"batch_size": advice.batch_size})
     made = f"castwise {__version__} · torch {environment.torch} · {trial.started_at[:10]} · {command}"

@@ -1,6 +1,7 @@
 """What the time of a profiled step goes to: classes of kernels, the longest kernels, and modules."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 from castwise.analysis.result_table import Row
@@ -92,7 +93,7 @@ def kernels(subject: GroupSubject) -> Chart | None:
         kind, shapes = kernel_words(each)
         words = f"{format_seconds(each.seconds)} · {each.launches:,.0f}×"
         tip = f"{short_name(each.name)}\n{words} a step"
-        name = f"{kind}: {each.operator or short_name(each.name)} {shapes}".rstrip()
+        name = textwrap.shorten(f"{kind}: {each.operator or short_name(each.name)} {shapes}", 44, placeholder=" …")
         bars.append(Bar(name, [Segment(1e3 * each.seconds, colours.get(each.kind, SOFT), tip)], words))
         rows.append(
             {**each.model_dump(include={"operator", "name", "launches", "seconds"}), "kind": kind, "shapes": shapes}
