@@ -125,16 +125,19 @@ FAULTS = {
         (
             {},
             False,
-            "Will measure fp32, bf16-mixed, fp16-mixed, bf16-true on a CPU for 75 s (--budget changes it). The CPU emulates "
-            "fp16-mixed: expect no gain there.",
+            "Will measure fp32, bf16-mixed, fp16-mixed, bf16-true on a CPU for 75 s (--budget changes it). The CPU "
+            "emulates fp16-mixed: expect no gain there.",
         ),
         (
             {"workloads": ("python t.py",), "precisions": ("as-written", "bf16"), "budget_seconds": 9.0},
             False,
             "Will measure your script as written, bf16-mixed on a CPU.",
         ),
-        ({"precisions": ("O2",), "device": "cpu", "rounds": 1}, True, "Will measure fp16-master on a CPU. The CPU emulates "
-         "fp16-master: expect no gain there."),
+        (
+            {"precisions": ("O2",), "device": "cpu", "rounds": 1},
+            True,
+            "Will measure fp16-master on a CPU. The CPU emulates fp16-master: expect no gain there.",
+        ),
     ],
 )  # fmt: skip
 def test_what_a_cpu_will_measure_is_known_before_torch_is_there(

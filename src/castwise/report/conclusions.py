@@ -92,14 +92,14 @@ def _counts(advice: Sequence[Advice]) -> str:
     faster = [each for each in advice if each.decision == "take" and each.speedup is not None]
     parts = []
     for own, form in (
-        ([each for each in faster if not each.cut], "{} {} faster{}, {}"),
-        ([each for each in faster if each.cut], "{} {} faster{} in runs cut short, {}"),
+        ([each for each in faster if not each.cut], "{} train{} faster{}, {}"),
+        ([each for each in faster if each.cut], "{} train{} faster{} in runs cut short, {}"),
     ):
         gains = sorted(each.speedup or 0.0 for each in own)
         names = list(dict.fromkeys(_name(each.reference.precision) for each in own if each.reference))
         over = f" than {names[0]}" if len(names) == 1 else ""  # the table has each
         span = " to ".join(dict.fromkeys(f"{gain:.2f}×" for gain in (gains[:1] + gains[-1:])))
-        parts += [form.format(len(own), "trains" if len(own) == 1 else "train", over, span)] if own else []
+        parts += [form.format(len(own), "s" * (len(own) == 1), over, span)] if own else []
     rest = Counter(WORDS[each.decision] for each in advice if each not in faster)
     parts += [f"{rest[word]} {word}" for word in WORDS.values() if rest[word]]
     return "; ".join(parts)
