@@ -686,7 +686,7 @@ def one_process_shows(
     else: the interval has that. Each process beside the baseline shows that it is faster, and the slowest is faster
     than the baseline's fastest. If one shows that it is slower, the others need only be slower: nothing depends on by
     how much.
-    Old records have no sessions. On a GPU they show it by each block of one beside each of the other.
+    Old records have no sessions: on a GPU each block of one side is compared with each of the other.
 
     Args:
         baselines: The trials of the baseline.

@@ -292,8 +292,20 @@ def _model_change(function: str, *arguments: int) -> dict[str, Any]:
     return {"model_changes": (ModelChange(function, arguments),)}
 
 
-def _in_ddp(argument: str) -> str:
-    return f"# add {argument} to your call of DistributedDataParallel"
+def _ddp(name: str, argument: str, value: bool | int, **fields: Any) -> Technique:
+    """Return the technique that is an argument of DistributedDataParallel."""
+    line = f"# add {argument}={value} to your call of DistributedDataParallel"
+    shared: dict[str, Any] = {
+        "name": name,
+        "cures": ("communication",),
+        "code": Code(model=line, transformers=fields.pop("transformers", "")),
+        "numerics": "rounding",
+        "excludes": ("coalesced-reduce",),
+        "settings": {"ddp_arguments": ((argument, value),)},
+        "only_on_several_gpus": True,
+        "why_not": conditions.has_no_wrapper,
+    }
+    return Technique(**shared | fields)
 
 
 # In the order in which they are applied, and written. A fused optimizer and a graph decide on the device whether a step
@@ -742,47 +754,34 @@ TECHNIQUES: list[Technique] = [
         tried_with=("cuda-graph",),  # which has to have it
         interacts_with=("compile", "compile-max-autotune"),  # whose graphs DistributedDataParallel splits
     ),
-    Technique(
-        name="ddp-bucket-view",
+    _ddp(
+        "ddp-bucket-view",
+        "gradient_as_bucket_view",
+        True,
         summary="gradients are views of what ranks average: DistributedDataParallel copies none back",
-        cures=("communication",),
         needs="several GPUs with one process each (ddp)",
         cost="none; it saves memory of once the gradients. Views may be unaligned, which slows some optimizers",
-        code=Code(model=_in_ddp("gradient_as_bucket_view=True")),
-        numerics="rounding",
-        excludes=("coalesced-reduce",),
-        settings={"ddp_arguments": (("gradient_as_bucket_view", True),)},
-        only_on_several_gpus=True,
-        why_not=conditions.has_no_wrapper,
     ),
-    Technique(
-        name="ddp-buckets-100",
+    _ddp(
+        "ddp-buckets-100",
+        "bucket_cap_mb",
+        100,
         summary="ranks average gradients of 100 MiB at once, not 25: fewer collectives, and fewer graphs under compile",
-        cures=("communication",),
         needs="several GPUs with one process each (ddp), and weights of more than 25 MiB",
         cost="averaging begins later, so a short backward pass hides less of it",
         # Source: pytorch/pytorch#118421, where PyTorch's developers propose it, and torchtitan's `apply_ddp`.
-        code=Code(model=_in_ddp("bucket_cap_mb=100"), transformers="ddp_bucket_cap_mb=100"),
-        numerics="rounding",
-        excludes=("coalesced-reduce",),
-        settings={"ddp_arguments": (("bucket_cap_mb", 100),)},
-        only_on_several_gpus=True,
-        why_not=conditions.has_no_wrapper,
+        transformers="ddp_bucket_cap_mb=100",
         # The graphs of torch.compile end where buckets do. Source: torch/_dynamo/backends/distributed.py.
         interacts_with=("compile", "compile-max-autotune"),
     ),
-    Technique(
-        name="ddp-static-graph",
+    _ddp(
+        "ddp-static-graph",
+        "static_graph",
+        True,
         summary="DistributedDataParallel learns once which weights have gradients, and does not look again",
         cures=("settings",),
         needs="several GPUs with one process each (ddp), and the same weights trained in every step",
         cost="none; a step that trains other weights computes wrong gradients",
-        code=Code(model=_in_ddp("static_graph=True")),
-        numerics="rounding",
-        excludes=("coalesced-reduce",),
-        settings={"ddp_arguments": (("static_graph", True),)},
-        only_on_several_gpus=True,
-        why_not=conditions.has_no_wrapper,
     ),
     Technique(
         name="bf16-all-reduce",

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.pytree import Batch, tree_tensors
+from castwise.apply.techniques.optimizer_state import keeps_narrow_state
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
@@ -188,7 +189,7 @@ def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batc
             return type(step.optimizer).step(step.optimizer, *args)
 
     with ExitStack() as stack:
-        if hasattr(step.optimizer, "bf16_stochastic_round"):  # one of torchao's
+        if keeps_narrow_state(step.optimizer):
             stack.enter_context(patch.object(step.optimizer, "step", update))
         for parameter in step.model.parameters():
             if parameter.requires_grad:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from castwise.errors import TechniqueError
+from castwise.registry.techniques import STATE
 
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
 _KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
@@ -29,13 +30,13 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     """
     name = type(optimizer).__name__
     if type(optimizer) not in (Adam, AdamW):
-        raise TechniqueError(f"adam-state-{kind} is for torch's Adam and AdamW; this is {name}.")
+        raise TechniqueError(f"{STATE}{kind} is for torch's Adam and AdamW; this is {name}.")
     if optimizer.state or any(group.get("maximize") or group.get("differentiable") for group in optimizer.param_groups):
-        raise TechniqueError(f"adam-state-{kind} cannot change this {name}: it has stepped, or it maximizes.")
+        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: it has stepped, or it maximizes.")
     is_adamw = type(optimizer) is AdamW
     are_decoupled = {is_adamw or bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
     if len(are_decoupled) > 1:
-        raise TechniqueError(f"adam-state-{kind} cannot change this {name}: its groups decay weights in two ways.")
+        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: its groups decay weights in two ways.")
     optimizer.__class__ = _class_of(kind)
     optimizer._patch_step_function()  # torch's hooks around steps
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
@@ -46,11 +47,16 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
             del settings[other]
 
 
+def keeps_narrow_state(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is one of torchao's, as `keep_state_in` makes them."""
+    return hasattr(optimizer, "bf16_stochastic_round")
+
+
 def _class_of(kind: str) -> type[Optimizer]:
     try:
         from torchao.optim import adam  # takes a second, and may be missing
     except ImportError:
-        raise TechniqueError(f"adam-state-{kind} needs torchao: pip install 'castwise[fp8]'") from None
+        raise TechniqueError(f"{STATE}{kind} needs torchao: pip install 'castwise[fp8]'") from None
     base: Any = getattr(adam, _KINDS[kind])
 
     class AdamWithState(base):  # type: ignore[misc]
