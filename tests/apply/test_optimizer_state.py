@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from castwise.errors import TechniqueError, UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import loops_with_states
 
-STATES = ("bf16", "8-bit", "fp8", "4-bit")
+_NEEDS_TORCHAO = pytest.mark.skipif(not find_spec("torchao"), reason="pip install 'castwise[fp8]'")
+STATES = [pytest.param(state, marks=_NEEDS_TORCHAO) for state in ("bf16", "8-bit", "fp8", "4-bit")]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,7 @@ def test_it_trains_like_float32_and_a_saved_run_goes_on_bit_for_bit(precision: s
     assert train(again, 5, seed=3) == going_on
 
 
+@_NEEDS_TORCHAO
 def test_schedules_hooks_and_groups_stay() -> None:
     model, seen = net(), []
     first, last = model[0].parameters(), model[2].parameters()
