@@ -31,6 +31,7 @@ import real_packages
 import reference_tables
 import script_agreement
 import search_tables
+import shared_table
 from measure_again import FP8
 from rich.console import Console
 from stored import RECORDS, load, markdown, place_of, where_of
@@ -61,7 +62,10 @@ from castwise.suites.result import SuiteResult
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 _FEWEST_TOTALS = 30  # of a scenario, to say how many hold
-SCHEMA = HERE.parent / "docs" / "record.schema.json"
+MADE = {  # files that are nothing but a table
+    HERE.parent / "docs" / "record.schema.json": reference_tables.schema_file,
+    shared_table.TABLE: shared_table.text,
+}
 KEPT = "kept"  # not made anew; its argument is the commit whose benchmarks/ made it
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -366,6 +370,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "script_contract": script_agreement.contract_table,
     "script_masters": script_masters,
     "adapters": adapters,
+    "shared": lambda _: shared_table.table(),
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
@@ -386,9 +391,9 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the documents, or check them."""
     stale = []
-    for path in (*DOCUMENTS, SCHEMA):
+    for path in (*DOCUMENTS, *MADE):
         before = path.read_text() if path.exists() else ""
-        after = reference_tables.schema_file() if path == SCHEMA else fill(before)
+        after = MADE[path]() if path in MADE else fill(before)
         if before != after:
             stale.append(path)
             if "--check" not in sys.argv:

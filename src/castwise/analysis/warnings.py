@@ -33,6 +33,7 @@ FP8_SHARE = 0.5
 DRIFT = 0.02
 
 # The reasons that hold a clock down; the others are idleness and settings. Source: nvml.h.
+POWER_LIMIT = "the power limit sets the clock, which is normal for a big GPU under full load"
 _THROTTLING = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 # The cause and the advice for the first of these groups that has one of a trial's reasons.
 _WHY_THROTTLED = (
@@ -48,7 +49,7 @@ _WHY_THROTTLED = (
     ),
     (
         ("sw_power_cap",),
-        "the power limit sets the clock, which is normal for a big GPU under full load",
+        POWER_LIMIT,
         "nothing if the limit is the board's own; else raise it (nvidia-smi -pl)",
     ),
     (

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from castwise._version import __version__
-from castwise.cli import accuracy, compare, export, max_batch, merge, report, run, suite, tune, why
+from castwise.cli import accuracy, compare, export, max_batch, merge, report, run, share, suite, tune, why
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.output import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
@@ -85,6 +85,7 @@ add_command(app, "report", report.report, report.EXAMPLES)
 add_command(app, "compare", compare.compare, compare.EXAMPLES)
 add_command(app, "export", export.export, export.EXAMPLES)
 add_command(app, "merge", merge.merge, merge.EXAMPLES)
+add_command(app, "share", share.share, share.EXAMPLES)
 
 
 @app.command(cls=HelpCommand)

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
+from castwise.records.shared import shared_records
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import (
     NAMED_PRECISIONS,
@@ -74,11 +75,17 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
     switches = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
     states = {name: environment.fp32_precision.get(path) == "tf32" for name, path in switches.items()}
     tf32 = ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in states.items())
+    rows = [row for record in shared_records() if record.gpu == environment.gpu for row in record.rows]
+    workloads = {row.workload for row in rows}
+    others = (
+        f"castwise has figures of {len(workloads)} workloads with this GPU; `castwise run` compares yours with them"
+    )
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
         ("capability", f"{major}.{minor}"),
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
+        ("others", others if rows else "no figures with this GPU are known; `castwise share` makes some of yours"),
         ("TF32 by default", f"{tf32} (a trial sets all three itself)"),
         *_driver_facts(environment.gpu_uuid),
         *facts,

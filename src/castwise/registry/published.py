@@ -81,6 +81,19 @@ def baseline_of(suite: Suite, figure: Published) -> Published | None:
     return max(candidates, key=lambda other: other.batch_size, default=None)
 
 
+def published_speedups(device: str, spec: TrialSpec) -> list[float]:
+    """Return the speed-ups over float32 at the same batch that sources with this GPU give for a spec."""
+    found = []
+    for suite in map(find_suite, SUITE_NAMES):
+        for figure in suite.published:
+            baseline = baseline_of(suite, figure)
+            if _letters(figure.gpu) not in _letters(device) or baseline is None or not is_figure_of(figure, spec):
+                continue
+            if baseline.batch_size == figure.batch_size and figure.seconds and baseline.seconds:
+                found.append(baseline.seconds / figure.seconds)
+    return found
+
+
 @dataclass(frozen=True)
 class LargestBatch:
     """The largest batch of a precision in a source, and float32's on the same GPU."""

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 from castwise.analysis.decide import strays_in_words
 from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of, gpus_read
 from castwise.analysis.model_flops import float8_of, flops_of, fp8_share
+from castwise.analysis.normal import Others, others_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import has_interval
-from castwise.analysis.steady_metrics import batch_ratio, cold_start_seconds, spread
+from castwise.analysis.steady_metrics import batch_ratio, cold_start_seconds, spread, unit_of
 from castwise.analysis.warnings import NOISE, WARNING_NAMES, TrialWarning, warnings_of_all
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set, train_samples
@@ -111,6 +112,7 @@ def notes_of(rows: Sequence[Row]) -> list[Note]:
         *(Note(subject, each, (each,)) for each in [*about_model, *_side_effects(rows)]),
         *_emulated(rows),
         *_float8(rows),
+        *_others(rows),
         *_warnings(rows),
         *_modes(rows),
         *_adjustments(rows),
@@ -208,6 +210,36 @@ def _emulated(rows: Sequence[Row]) -> list[Note]:
         if why is not None:
             found[row.trial.spec.precision] = f"{row.trial.spec.precision} is emulated here: {why}"
     return [Note("emulated", f"{', '.join(found)}: no hardware for it", tuple(found.values()))] if found else []
+
+
+def _others(rows: Sequence[Row]) -> list[Note]:
+    """Return in which rows others with the same GPU measured another speed, or that theirs are alike."""
+    found = [(row, others) for row in rows if (others := others_of(row)) is not None]
+    if not found:
+        return []
+    strange = [(row, others) for row, others in found if not others.is_normal(row)]
+    if not strange:
+        alike = f"{_who([row for row, _ in found], rows)}: as fast as others measured with this GPU"
+        return [Note("others", alike, (f"others: {alike}",), is_routine=True)]
+    lines = [_beside(row, others) for row, others in strange]
+    details = tuple(f"others: {row.trial.spec.label}: {line}" for (row, _), line in zip(strange, lines, strict=True))
+    return [Note("others", f"{strange[0][0].precision}: {lines[0]}", details)]
+
+
+def _beside(row: Row, others: Others) -> str:
+    """Return what others reached with a row's GPU, what the row has, and the command that says why."""
+    unit, theirs, own = unit_of(row.trial), list[str](), list[str]()
+    if others.speedups and row.speedup is not None:
+        ends = dict.fromkeys(map(format_ratio, (min(others.speedups), max(others.speedups))))
+        theirs.append(f"{' to '.join(ends)} fp32")
+        own.append(format_ratio(row.speedup))
+    if others.throughputs and row.throughput is not None:
+        ends = dict.fromkeys(f"{end:,.0f}" for end in (min(others.throughputs), max(others.throughputs)))
+        theirs.append(f"{' to '.join(ends)} {unit}/s")
+        own.append(f"{row.throughput:,.0f}")
+    n = max(len(others.speedups), len(others.throughputs))
+    why = f"castwise why {row.trial.spec.workload}"
+    return f"others with this GPU reached {' and '.join(theirs)} (n = {n}); yours {' and '.join(own)}: {why}"
 
 
 def _warnings(rows: Sequence[Row]) -> list[Note]:
