@@ -180,6 +180,8 @@ class MaxBatchModelKeywords(ModelKeywords, StepKeywords, total=False):
     precision: str | Sequence[str] | None
     techniques: str | Sequence[str] | None
     optimizer_state: str | Sequence[str] | None
+    gpus: str | int | Sequence[int] | None
+    parallelism: str | Sequence[str] | None
     exact: bool
     margin: str | float | None
     memory: str | float | None

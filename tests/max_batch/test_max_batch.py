@@ -26,7 +26,7 @@ from rich.console import Console
 from castwise.max_batch import search
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
-from castwise.max_batch.render import breakdown_table, breakdowns_of, parts
+from castwise.max_batch.render import breakdown_table, breakdowns_of, parts, summary_table
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
 from castwise.records.store import load_folder
@@ -339,3 +339,25 @@ def test_the_former_name_works_and_names_the_new_one(command: CommandLine) -> No
     assert (former.code, json.loads(former.out)["fits"]) == (0, json.loads(now.out)["fits"])
     assert "castwise max-batch" in former.err
     assert "castwise max-batch" not in now.err
+
+
+def test_a_search_over_several_gpus_says_how_they_share_and_what_one_of_them_takes() -> None:
+    asked = MaxBatchOptions(
+        workload="resnet50",
+        precisions=("fp32", "bf16-mixed"),
+        world_sizes=(1, 2),
+        parallelisms=("ddp", "fsdp"),
+        curve=False,
+    )
+    made = FakeEngine(environment=fake_environment(num_gpus=2))
+    found = prepare_max_batch(asked, find_machine=machine_with(made)).run().max_batches
+    settings = {(each.spec.precision, each.spec.world_size, each.spec.parallelism) for each in found}
+    assert len(settings) == len(found) == 6
+    assert {found[0].spec.parallelism for each in found if each.spec.world_size == 1} == {"none"}
+    console = Console(file=io.StringIO(), width=200)
+    print_parts(parts(found), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "bf16-mixed, 2 GPUs (fsdp): batch " in text
+    assert "batch 1,824 a GPU trained " in " ".join(text.split())
+    ratios = [row["batch_ratio"] for row in summary_table(found).rows]
+    assert all(ratio is not None for ratio in ratios), "fp32 that shares its step in the same way is the baseline"

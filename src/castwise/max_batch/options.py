@@ -11,8 +11,10 @@ from castwise.spec.options import (
     WORKLOAD_NAMES,
     OptimizerStates,
     Option,
+    Parallelisms,
     StepOptions,
     Techniques,
+    WorldSizes,
     parse_model,
 )
 
@@ -41,6 +43,8 @@ class MaxBatchOptions(StepOptions):
     ] = None
     techniques: Techniques = None
     optimizer_states: OptimizerStates = None
+    world_sizes: WorldSizes = None
+    parallelisms: Parallelisms = None
     exact: Annotated[bool, Option("Find the largest batch to the sample. Default: to a multiple of 8.")] = False
     margin: Annotated[float | None, Option("The share of the memory that must stay free: 5%.", **SHARE)] = None
     memory_bytes: Annotated[

@@ -57,6 +57,8 @@ def _batch_size(trial: Trial) -> int:
 SUMMARY = (
     column("precision", lambda found: found.spec.precision, short="precision"),
     column("techniques", lambda found: join(found.spec.techniques), varies=False, default=("none",)),
+    column("gpus", lambda found: found.spec.world_size),
+    column("parallelism", lambda found: found.spec.parallelism),
     column("largest_batch", _of("largest", _batch_size), short="largest batch"),
     column("failing_batch", _of("failing", _batch_size), short="first that fails"),
     column("batch_ratio", short="× batch", place="table"),
@@ -85,6 +87,8 @@ CURVE = (
         varies=False,
         default=("",),
     ),
+    column("gpus", lambda trial: trial.spec.world_size),
+    column("parallelism", lambda trial: trial.spec.parallelism),
     column("batch_size", _batch_size, varies=False),
     column("throughput_per_second", lambda trial: steady_metrics.throughput(trial) if has_trained(trial) else None),
     column("step_seconds", lambda trial: steady_metrics.step_seconds(trial) if has_trained(trial) else None),
@@ -102,8 +106,15 @@ _APART = 1.5
 
 
 def loop_name(spec: TrialSpec) -> str:
-    """Return a loop in a few words: `bf16-mixed, channels-last`."""
-    return f"{spec.precision}, {join(spec.techniques)}" if spec.techniques else spec.precision
+    """Return a loop in a few words: `bf16-mixed, 4 GPUs (fsdp), channels-last`."""
+    return ", ".join(
+        filter(None, (spec.precision, spec.world_size_label, join(spec.techniques) * bool(spec.techniques)))
+    )
+
+
+def _setting(spec: TrialSpec) -> tuple[object, ...]:
+    """Return what loops share that differ in their precision alone."""
+    return spec.techniques, spec.world_size, spec.parallelism
 
 
 def num_steps(trial: Trial | None) -> int | None:
@@ -116,13 +127,14 @@ def num_steps(trial: Trial | None) -> int | None:
 def published_of(found: MaxBatch) -> list[LargestBatch]:
     """Return what sources published of the same workload in the same precision; nothing for other loops."""
     spec = found.spec
-    return [] if spec.techniques or spec.precision == BASELINE else largest_batches(spec.workload, spec.precision)
+    is_other = spec.techniques or spec.precision == BASELINE or spec.world_size > 1
+    return [] if is_other else largest_batches(spec.workload, spec.precision)
 
 
 def baseline_of(found: MaxBatch, others: Sequence[MaxBatch]) -> MaxBatch | None:
     """Return the result of the same loop in float32; None if there is none."""
-    wanted = (BASELINE, found.spec.techniques)
-    return next((each for each in others if (each.spec.precision, each.spec.techniques) == wanted), None)
+    wanted = (BASELINE, _setting(found.spec))
+    return next((each for each in others if (each.spec.precision, _setting(each.spec)) == wanted), None)
 
 
 def ratio_of(found: MaxBatch, others: Sequence[MaxBatch]) -> float | None:
@@ -302,9 +314,9 @@ def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
             )
             lines.append(f"{loop_name(found.spec)}: {format_ratio(ratio)} fp32's largest batch; {sources}.")
     breakdowns = breakdowns_of(max_batches)
-    bases = {each.trial.spec.techniques: each for each in breakdowns if each.trial.spec.precision == BASELINE}
+    bases = {_setting(each.trial.spec): each for each in breakdowns if each.trial.spec.precision == BASELINE}
     for each in breakdowns:
-        spec, base = each.trial.spec, bases.get(each.trial.spec.techniques)
+        spec, base = each.trial.spec, bases.get(_setting(each.trial.spec))
         row = known_precision(spec.precision)
         # TF32 holds everything in 32 bits, as float32 does.
         is_narrower = row is None or row.param_dtype != "float32" or row.autocast_dtype is not None
@@ -315,9 +327,10 @@ def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
 
 def _limit_sentence(found: MaxBatch, largest: Trial, failing: Trial) -> str:
     """Return what trained and what did not, and the knee below it."""
+    each = "a process " if largest.spec.device_type == "cpu" else "a GPU "
     line = (
-        f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} trained {num_steps(largest)} steps in a fresh "
-        f"process, batch {failing.spec.batch_size:,} "
+        f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} {each * (largest.spec.world_size > 1)}trained "
+        f"{num_steps(largest)} steps in a fresh process, batch {failing.spec.batch_size:,} "
         f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
     )
     knee = found.knee

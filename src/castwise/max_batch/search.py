@@ -237,6 +237,8 @@ def prepare_max_batch(
         batch_sizes=(START,),
         techniques=request.techniques,
         optimizer_states=request.optimizer_states,
+        world_sizes=request.world_sizes,
+        parallelisms=request.parallelisms,
     )
     job = prepare(run_options, listener, find_machine)
     limit = _limit(request, job.runner.environment)

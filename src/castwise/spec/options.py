@@ -153,6 +153,18 @@ OptimizerStates = Annotated[
         keyword="optimizer_state",
     ),
 ]
+WorldSizes = Annotated[
+    tuple[int, ...] | None,
+    Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Default: 1.", keyword="gpus"),
+]
+Parallelisms = Annotated[
+    tuple[str, ...] | None,
+    Option(
+        "How GPUs share a step: ddp (a process each), fsdp (that, with sharded weights) or dp (DataParallel). "
+        "Default: ddp.",
+        keyword="parallelism",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -186,18 +198,8 @@ class ParameterGrid:
     ] = None
     techniques: Techniques = None
     optimizer_states: OptimizerStates = None
-    world_sizes: Annotated[
-        tuple[int, ...] | None,
-        Option("Numbers of GPUs, comma-separated; each trains on a whole batch. Default: 1.", keyword="gpus"),
-    ] = None
-    parallelisms: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            "How GPUs share a step: ddp (a process each), fsdp (that, with sharded weights) or dp (DataParallel). "
-            "Default: ddp.",
-            keyword="parallelism",
-        ),
-    ] = None
+    world_sizes: WorldSizes = None
+    parallelisms: Parallelisms = None
     loss_scales: Annotated[
         tuple[str, ...] | None,
         Option(
