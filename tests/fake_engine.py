@@ -302,7 +302,8 @@ class FakeSession:
         self.checkpoint: Path | None = None
 
     def open(self, device: str) -> Environment:
-        self._enter("open", after="inspect" if "inspect" in self.calls else "")  # a script's goes on
+        # Not again of a script that goes on: it may have changed what the environment is read from.
+        self._enter("open", after="")
         if device != "auto" and device not in self._engine.devices:
             raise TrialFailedError("crashed", f"there is no {device} (fake)")
         if device == "cpu":
@@ -348,7 +349,7 @@ class FakeSession:
         self._spec = spec
         self.checkpoint = checkpoint
         self._engine.measured.append(spec)
-        self._enter("set_up", after="open")
+        self._enter("set_up", after="inspect" if "inspect" in self.calls else "open")
         if (reason := self._engine.refuses(spec)) is not None:
             raise TrialFailedError("unsupported", reason)
         if spec.protocol.memory_parts:

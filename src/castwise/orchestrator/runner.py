@@ -484,13 +484,13 @@ class _RunningTrial:
         self._started_at = _now()
         self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
-        is_begun = spec.is_script and spec.precision == AS_WRITTEN and not spec.techniques and self._runner.begun
-        if is_begun:
+        may_have_begun = spec.is_script and spec.precision == AS_WRITTEN and not spec.techniques
+        self._is_begun = may_have_begun and bool(self._runner.begun)
+        if self._is_begun:
             self.session = self._runner.begun.pop()
             self.session.timeout_seconds = spec.protocol.timeout_seconds
         else:
             self.session = self._runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
-        self._is_begun = bool(is_begun)
 
     @property
     def can_continue(self) -> bool:
@@ -565,7 +565,10 @@ class _RunningTrial:
             self._seconds_to_failure = time.perf_counter() - self._started
 
     def open_device(self) -> None:
-        self._environment = self.session.open(self.spec.device)
+        # A script that has begun is in another state than those whose devices are opened before it: torchrun's ranks,
+        # and scripts that ask for it, have fewer threads, and their records would be of another machine.
+        if not self._is_begun:
+            self._environment = self.session.open(self.spec.device)
 
     def get_ready(self) -> None:
         """Open the device, build the trial and warm up, and say how fast it is about: the user waits for a figure."""
