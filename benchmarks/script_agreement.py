@@ -6,7 +6,7 @@
 The scripts are those of tests/training_scripts/, so large that a GPU is busy; on a CPU they are small. In each turn
 every script runs alone, then under castwise; after the last turn it runs alone once more. Each run is a process of its
 own. Alone, a step's time is taken from two lines of the script's log that wait for the device, and no code of castwise
-runs. The variable CUDA_VISIBLE_DEVICES chooses the GPU; `ddp` needs two. What fails is null in the record.
+runs. The variable CUDA_VISIBLE_DEVICES chooses the GPU; `ddp`, `fsdp` and `fsdp2` need two. What fails is null.
 With --turns 0 only losses are compared. With --contract those of the cases of tests/trial/test_script_contract.py are.
 """
 
@@ -36,7 +36,7 @@ from castwise.orchestrator.machine import detect_machine
 from castwise.spec.quantities import format_share
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "training_scripts"
-LAUNCHERS = {"ddp": ("torchrun", "--standalone", "--nproc-per-node", "2")}
+LAUNCHERS = dict.fromkeys(("ddp", "fsdp", "fsdp2"), ("torchrun", "--standalone", "--nproc-per-node", "2"))
 # Lines of the log that an optimizer step writes.
 LINES = {"accumulation": 3, "accelerate_loop": 2, "transformers_trainer": 2}
 # --size and --depth: few wide layers, so that a GPU has work for at least 10 ms a step, and the CPU for less.
@@ -44,6 +44,8 @@ SIZES = {
     "accelerate_loop": (384, 5),
     "accumulation": (768, 4),
     "ddp": (448, 5),
+    "fsdp": (448, 5),
+    "fsdp2": (448, 5),
     "gan": (1024, 3),
     "imagenet": (112, 8),
     "lightning_module": (640, 5),

@@ -40,7 +40,7 @@ from castwise.trial.user_model.source import where, with_line
 NUM_STEPS = 8
 ASKED = ("inspect", "measure", "count", "profile", "flops", "numerics", "own", "timed")
 HANG_SECONDS = 5.0  # what a script that hangs has for its steps
-NUM_RANKS = {"ddp": 2}
+NUM_RANKS = {"ddp": 2, "fsdp": 2, "fsdp2": 2}
 # What scripts import that takes seconds: once is enough for all.
 SLOW_IMPORTS = {
     "timm_train": ("timm",),

@@ -1,4 +1,7 @@
-"""What torchrun starts on two CPU ranks: DistributedDataParallel, a sampler for each rank, and sums over all ranks."""
+"""What torchrun starts on two CPU ranks: DistributedDataParallel, a sampler for each rank, and sums over all ranks.
+
+fsdp.py and fsdp2.py train the same model sharded.
+"""
 
 import os
 
@@ -10,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def main():
+def main(spread=DistributedDataParallel, make_scaler=grad_scaler):
     dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
     n = args.size
     if args.device == "cuda":
@@ -18,10 +21,8 @@ def main():
     torch.manual_seed(9)
     count = args.steps * 8 * SAMPLES
     data = TensorDataset(torch.randn(count, 5), torch.randint(3, (count,)))
-    model = DistributedDataParallel(
-        nn.Sequential(nn.Linear(5, 24 * n), nn.ReLU(), More(24 * n), nn.Linear(24 * n, 3)).to(args.device)
-    )
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1 / n, momentum=0.9), grad_scaler()
+    model = spread(nn.Sequential(nn.Linear(5, 24 * n), nn.ReLU(), More(24 * n), nn.Linear(24 * n, 3)).to(args.device))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1 / n, momentum=0.9), make_scaler()
     for inputs, targets in moved(DataLoader(data, batch_size=4 * SAMPLES, sampler=DistributedSampler(data))):
         optimizer.zero_grad(set_to_none=True)
         with autocast():

@@ -1,6 +1,7 @@
 """Scripts as they are, hooked: the losses as alone, and in another precision those of a script changed by hand."""
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -94,6 +95,45 @@ def test_mixed_precision_from_outside_agrees_with_the_script_changed_by_hand(los
     for ours, theirs in zip(hooked, by_hand, strict=False):
         assert ours == pytest.approx(theirs, rel=_ROUNDING)
     assert hooked != losses[name, "fp32", "none"], "it is another precision"
+
+
+_SHARDED = """
+import runpy, sys, torch, torch.distributed as dist
+sys.path.insert(0, {folder!r})
+from by_hand import autocast, log
+shard = runpy.run_path({folder!r} + "/{kind}.py")["shard"]
+dist.init_process_group("gloo")
+torch.manual_seed(9)
+model = shard(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    optimizer.zero_grad()
+    with autocast():
+        out = model(torch.ones(2, 8)).float()
+    # Only the gradient of the first row overflows, which one rank holds.
+    (out[:, 0].mean() * (2e34 if step % 3 == 1 else 1.0) + out[:, 7].mean()).backward()
+    optimizer.step()
+    own = [each.to_local() if hasattr(each, "to_local") else each for each in model.parameters()]
+    totals = [torch.zeros(()), torch.zeros(())]
+    dist.all_gather(totals, sum(each.detach().sum() for each in own))
+    log(*totals)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+@pytest.mark.slow
+def test_ranks_skip_a_step_together_though_one_holds_the_gradient_that_overflows(kind, tmp_path):
+    file = tmp_path / f"{kind}.py"
+    file.write_text(_SHARDED.format(folder=str(TESTS / "training_scripts"), kind=kind))
+    jobs = [(str(file), how, "none") for how in ("fp32", "fp16-mixed")]
+    command = [sys.executable, str(TESTS / "hooked_scripts.py"), json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plain, scaled = json.loads(done.stdout.splitlines()[-1])
+    assert not any(before[1] == after[1] for before, after in itertools.pairwise(plain))
+    pairs = list(itertools.pairwise(scaled))
+    assert any(before == after for before, after in pairs), "no step was skipped"
+    assert all((before[0] == after[0]) == (before[1] == after[1]) for before, after in pairs)
 
 
 @pytest.mark.slow

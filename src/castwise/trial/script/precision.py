@@ -141,10 +141,8 @@ class ScriptPrecision:
                 raise TechniqueError(f"{type(module).__name__} has a mixed precision, which castwise cannot replace")
             if not {kind.__name__ for kind in type(module).__mro__} & _SHARDED:
                 continue
-            if self.row.loss_scale != "none":
-                raise TechniqueError(
-                    f"{type(module).__name__} needs a loss scale that its shards share; bf16-mixed needs none"
-                )
+            if not hasattr(module, "_get_fsdp_state"):
+                self.scaling.share()
             self.weights.check_sharded(module)
 
     def same_as_written(self, models: Sequence[nn.Module], own: Collection[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch.overrides import get_default_nowrap_functions
 from castwise.errors import TechniqueError
 from castwise.registry.precisions import AS_WRITTEN, Precision
 from castwise.trial.script.autocast import ScriptAutocast
-from castwise.trial.script.replacing import replaces
+from castwise.trial.script.replacing import on_import, replaces
 from castwise.trial.user_model.source import calling_line, is_own
 
 
@@ -104,6 +104,13 @@ class ScriptScaling:
     def is_withholding(self) -> bool:
         """Return whether the step under way is skipped."""
         return bool(self._withheld)
+
+    def share(self) -> None:
+        """Let ranks that hold shards of gradients skip steps together; FSDP2's gradients do by themselves."""
+        if self.is_castwises and type(self.scaler) is GradScaler:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            self.scaler = ShardedGradScaler(self.scaler._device)
 
     def before_backward(self, loss: Tensor) -> Tensor:
         if not self.is_scaling:
@@ -217,22 +224,30 @@ class ScriptScaling:
                     "cannot switch on or off. Let it be torch's"
                 )
             is_on = kwargs.pop("enabled", args[5] if len(args) > 5 else True)
+            scaler.process_group = None  # ShardedGradScaler has one only if it is on at once
             make_as_written(scaler, *args[:5], **kwargs, enabled=self.scaler is not None)
             scaler.waits = scaler._enabled and not is_on  # until it scales a loss
             scaler._enabled &= bool(is_on)
 
-        @replaces(GradScaler, "scale")
+        self._follow_scalers_of(GradScaler)
+        on_import(
+            "torch.distributed.fsdp.sharded_grad_scaler",
+            lambda module: self._follow_scalers_of(module.ShardedGradScaler),
+        )
+
+    def _follow_scalers_of(self, kind: type[GradScaler]) -> None:
+        @replaces(kind, "scale")
         def scale(scale_as_written: Any, scaler: Any, outputs: Any) -> Any:
             if scaler is not self.scaler and (scaler._enabled or scaler.waits):
                 self._use(scaler)
             return scale_as_written(scaler, outputs)
 
-        @replaces(GradScaler, "unscale_")
+        @replaces(kind, "unscale_")
         def unscale(unscale_as_written: Any, scaler: Any, optimizer: Any) -> None:
             if scaler is not self.scaler or id(optimizer) not in self._read:  # else it has no scale any more
                 unscale_as_written(scaler, optimizer)
 
-        @replaces(GradScaler, "_unscale_grads_")
+        @replaces(kind, "_unscale_grads_")
         def unscale_once(unscale_all: Any, scaler: Any, optimizer: Any, *args: Any) -> dict[torch.device, Tensor]:
             if scaler is not self.scaler or self._is_left_alone:
                 all_found: dict[torch.device, Tensor] = unscale_all(scaler, optimizer, *args)
