@@ -200,6 +200,7 @@ class AccuracyKeywords(SharedKeywords, total=False):
     epochs: int | None
     max_steps: int | None
     techniques: str | None
+    optimizer_state: str | Sequence[str] | None
     loss_scale: str | float | None
     data_set: str | None
 
@@ -451,7 +452,7 @@ class Accuracies(Result):
 
     def __repr__(self) -> str:
         """Return it in a line; `print` shows the table."""
-        kinds = {runs.spec.precision: runs.verdict.kind if runs.verdict else "no score" for runs in self.runs[1:]}
+        kinds = {runs.name: runs.verdict.kind if runs.verdict else "no score" for runs in self.runs[1:]}
         return f"Accuracies({self.runs[0].spec.workload}: {kinds})"
 
 

@@ -142,6 +142,35 @@ def test_scores_that_never_differ_prove_nothing(command: CommandLine) -> None:
         assert (words in done.out) is (epochs == "1")
 
 
+_STATES = ("--suite", "fast-wikitext2", "--precision", "fp32,bf16-sr", "--optimizer-state", "fp32,8-bit")
+
+
+def test_optimizer_states_are_judged_beside_fp32_with_plain_state(command: CommandLine) -> None:
+    def learns(spec: TrialSpec) -> float:
+        is_worse = spec.precision == "bf16-sr" and spec.techniques
+        return learning(0.0005)(spec) - 0.02 * bool(is_worse)
+
+    engine, kept = FakeEngine(learns=learns), ("--results", command.results)
+    done = command("accuracy", "lstm-lm", *_STATES, *kept, "--format", "json", engine=engine)
+    found = {(row["precision"], row["techniques"]): row["verdict"] for row in json.loads(done.out)["precisions"]}
+    assert found == {
+        ("fp32", "none"): "baseline",
+        ("fp32", "adam-state-8-bit"): "as good",
+        ("bf16-sr", "none"): "as good",
+        ("bf16-sr", "adam-state-8-bit"): "worse",
+    }
+    for ending in ("table", "markdown"):
+        words = " ".join(command("accuracy", "lstm-lm", *_STATES, *kept, "--format", ending, engine=engine).out.split())
+        assert "bf16-sr with adam-state-8-bit is worse than fp32: " in words
+    assert "fp32 with adam-state-8-bit | 5" in words
+    page = command.results.parent / "page.html"
+    assert command("report", command.results, "-o", page).code == 0
+    assert "fp32 with adam-state-8-bit as good" in page.read_text()
+    alone = command("accuracy", "lstm-lm", *_STATES[:3], "fp32", *_STATES[4:5], "8-bit", *kept, "--format", "json")
+    assert [row["verdict"] for row in json.loads(alone.out)["precisions"]] == ["baseline", "as good"]
+    assert not alone.engine.measured, "the baseline has the plain state, whether it is named or not"
+
+
 def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
     engine = FakeEngine(learns=learning(0.002, bf16_mixed=-0.1))
     arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--format", "json")
@@ -244,6 +273,9 @@ def test_a_budget_that_not_even_one_precision_fits_into_is_refused_during_its_fi
         (("mnist-cnn", "--precision", "fp32,fp16-mixed", "--loss-scale", "x"), "'x' is no loss scale"),
         (("mnist-cnn", "--precision", "fp32,bf16-mixed", "--loss-scale", "x"), "'x' is no loss scale"),
         (("mnist-cnn", "--device", "gpu"), "No device 'gpu'"),
+        (("mnist-cnn", "--precision", "fp32", "--optimizer-state", "fp32"), "Name at least two precisions"),
+        (("mnist-cnn", "--precision", "fp32", "--optimizer-state", "3-bit"), "No optimizer state named '3-bit'"),
+        (("mnist-cnn", "--optimizer-state", "8-bit"), "adam-state-8-bit fits Adam, AdamW; torch has no such Adadelta"),
     ],
 )
 def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:

@@ -14,6 +14,8 @@ from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, DEFAULT
 from castwise.registry.suites import find_recipe
+from castwise.registry.techniques import STATE, join, narrowing, precision_name
+from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
 from castwise.spec.user_model import is_object
 
@@ -38,14 +40,18 @@ def with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | No
     Of all training runs on record the longest count, and of as long ones the most. The command that tests is built from
     what the user typed.
     """
-    if item.decision != "take" or item.row is None or item.precision in (BASELINE, DEFAULT):
+    if (
+        item.decision != "take"
+        or item.row is None
+        or (item.precision in (BASELINE, DEFAULT) and not narrowing(item.techniques))
+    ):
         return item
     taken = item.row.trial
     same_file = [each for each in trials if each.spec.user_model == taken.spec.user_model]  # an edited one is another
     found = _longest_runs(taken, same_file)
     if found is None:
         return replace(item, accuracy=_untested(taken, typed))
-    baseline = found.baseline[0].spec.precision
+    baseline = precision_name(found.baseline[0].spec)
     than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
     short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
     parts = f"{verdict_text(found)}{than} {baseline}{short}", compared_text(found)
@@ -61,11 +67,20 @@ def _untested(taken: Trial, typed: TypedLine | None) -> str:
             return UNTESTED
     elif is_object(spec.workload) or taken.facts is None or taken.facts.higher_is_better is None:
         return f"{UNTESTED}: your function returns no training_set and validate(model)"
-    options = {"precision": f"{BASELINE},{spec.precision}"}
+    options = {"precision": ",".join(dict.fromkeys((BASELINE, spec.precision)))}
+    narrow = narrowing(spec.techniques)
+    if states := [name.removeprefix(STATE) for name in narrow if name.startswith(STATE)]:
+        options["optimizer_state"] = ",".join(states)
+    if others := [name for name in narrow if not name.startswith(STATE)]:
+        options["techniques"] = join(others)
     if spec.changed_loss_scale:
         options["loss_scale"] = spec.loss_scale
     line = advised_line("accuracy", spec.workload, options, typed)
     return f"{UNTESTED}: `{line}` tells"
+
+
+def _judged(spec: TrialSpec) -> tuple[object, ...]:
+    return spec.precision, spec.loss_scale, narrowing(spec.techniques)
 
 
 def _longest_runs(taken: Trial, trials: Collection[Trial]) -> Runs | None:
@@ -79,14 +94,17 @@ def _longest_runs(taken: Trial, trials: Collection[Trial]) -> Runs | None:
     for trial in trials:
         spec = trial.spec
         if (spec.kind, spec.workload) == ("training", taken.spec.workload) and spec.precision in precisions:
+            own = {"techniques": tuple(name for name in spec.techniques if not narrowing([name]))}
             without = {"precision", "loss_scale", "seed", "repeat"}
-            key = trial.environment.fingerprint + spec.without_extras.model_dump_json(exclude=without)
+            key = spec.model_copy(update=own).without_extras.model_dump_json(exclude=without)
+            key = trial.environment.fingerprint + key
             settings.setdefault(key, []).append(trial)
     found = [
         runs
         for own in settings.values()
         for runs in runs_of(own, BASELINE, None) or runs_of(own, DEFAULT, None)
-        if (runs.spec.precision, runs.spec.loss_scale) == (taken.spec.precision, taken.spec.loss_scale)
+        if _judged(runs.spec) == _judged(taken.spec)
+        if not narrowing(runs.baseline[0].spec.techniques)
         if runs.verdict is not None
         if runs.verdict.difference is not None or runs.is_less_accurate
     ]

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, SHARE, Option, SharedOptions, Techniques, parse_model
+from castwise.spec.options import (
+    COUNT,
+    DURATION,
+    SHARE,
+    OptimizerStates,
+    Option,
+    SharedOptions,
+    Techniques,
+    parse_model,
+)
 
 SEEDS = 12
 
@@ -49,6 +58,7 @@ class AccuracyOptions(SharedOptions):
     ] = None
     max_steps: Annotated[int | None, Option("Steps an epoch at the most.", "How long", **COUNT)] = None
     techniques: Techniques = None
+    optimizer_states: OptimizerStates = None
     loss_scale: Annotated[
         str | None, Option("none, dynamic, dynamic-apex or a number, for precisions with float16.")
     ] = None

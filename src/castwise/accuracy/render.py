@@ -34,7 +34,7 @@ _HUGE = 10.0  # times the baseline's score: differences above it have no figures
 # All columns, as CSV and JSON have them.
 COLUMNS = (
     *(column(name, place="files") for name in ("workload", "data_set")),
-    column("precision", short="precision"),
+    column("precision", short="precision", format=lambda row: row["name"]),
     column("loss_scale"),
     *(column(name, place="files") for name in ("techniques", "batch_size")),
     column("seeds", lambda runs: len(runs.trials), short="runs"),
@@ -62,6 +62,7 @@ def flat_row(runs: Runs) -> dict[str, Any]:
     return {
         **trial_values(runs.trials[-1]),
         **values_of(COLUMNS, runs),
+        "name": runs.name,
         "seeds_text": str(len(runs.trials)),
         "score": shown,
         "score_text": "–" if shown is None else _score_text(shown, metric),
@@ -89,8 +90,7 @@ def sentences(result: AccuracyResult) -> list[str]:
     # Without a score of the baseline there is nothing to say of the others, but for those that failed.
     lines += [_sentence(each, result) for each in result.runs[1:] if first.mean is not None or each.failed is not None]
     lines += [*_how_sure(result), *filter(None, map(_skipped_steps, result.runs))]
-    bad = [each.spec.precision for each in result.runs if each.is_less_accurate]
-    if bad and not is_object(first.spec.workload):
+    if (bad := _worse_by_themselves(result)) and not is_object(first.spec.workload):
         line = advised_line("why", first.spec.workload, {"precision": ",".join(bad)}, result.typed)
         lines.append(f"`{line} --numerics` shows in which layers numbers are lost.")
     scores = [score for each in result.runs for score in each.scores]
@@ -105,13 +105,18 @@ def sentences(result: AccuracyResult) -> list[str]:
     return lines
 
 
+def _worse_by_themselves(result: AccuracyResult) -> list[str]:
+    """Return the precisions that are less accurate, with nothing else in fewer bits."""
+    return [each.name for each in result.runs if each.is_less_accurate and each.name == each.spec.precision]
+
+
 def _why_no_baseline(runs: Runs) -> list[str]:
     if runs.failed is not None:
-        return [f"{runs.spec.precision}, the baseline, gave no score: {runs.failed.message.rstrip('.')}."]
+        return [f"{runs.name}, the baseline, gave no score: {runs.failed.message.rstrip('.')}."]
     if runs.mean is not None:
         return []
     how = "diverged" if any(trial.status == "diverged" for trial in runs.trials) else "gave no finite score"
-    return [f"{runs.spec.precision}, the baseline, {how} in every run: nothing can be compared with it."]
+    return [f"{runs.name}, the baseline, {how} in every run: nothing can be compared with it."]
 
 
 def _how_sure(result: AccuracyResult) -> list[str]:
@@ -141,12 +146,12 @@ def _skipped_steps(runs: Runs) -> str:
     skipped, steps = sum(epoch.skipped_steps for epoch in epochs), sum(epoch.num_steps for epoch in epochs)
     if not steps or skipped < _MANY_SKIPPED * steps:
         return ""
-    share = f"{runs.spec.precision} skipped {format_share(skipped / steps)} of its steps"
+    share = f"{runs.name} skipped {format_share(skipped / steps)} of its steps"
     return f"{share}, until its loss scale fitted. Longer runs or --loss-scale may do."
 
 
 def _sentence(runs: Runs, result: AccuracyResult) -> str:
-    name, other = runs.spec.precision, result.baseline.spec.precision
+    name, other = runs.name, result.baseline.name
     verdict = runs.verdict
     if verdict is None:
         assert runs.failed is not None
@@ -226,7 +231,7 @@ def length_text(recipe: Recipe) -> str:
 def table_of(result: AccuracyResult, *, wide: bool = False) -> DataTable[FlatRow]:
     rows: list[FlatRow] = [flat_row(runs) for runs in result.runs]
     titles = {"score": result.metric.name, "difference": f"difference,{difference_unit(result.metric)}"}
-    titles["speedup"] = f"× {result.baseline.spec.precision}"
+    titles["speedup"] = f"× {result.baseline.name}"
     if wide:
         return DataTable([replace(each, title=titles.get(each.name, each.title)) for each in in_tables(COLUMNS)], rows)
     formats = {"gain": lambda row: short_ratio_text("gain")(row) if row["gain_low"] is not None else "–"}

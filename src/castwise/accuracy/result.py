@@ -13,6 +13,7 @@ from castwise.analysis.statistics import Estimate, estimate
 from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE, precision_sort_key
+from castwise.registry.techniques import TECHNIQUES, narrowing, precision_name
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine
@@ -59,7 +60,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one precision, by seed, compared with the baseline's."""
+    """The runs of one precision and its narrow techniques, by seed, compared with the baseline's."""
 
     trials: tuple[Trial, ...]  # seeds 0, 1, …, no more than the baseline's
     baseline: tuple[Trial, ...]
@@ -71,6 +72,10 @@ class Runs:
     def spec(self) -> TrialSpec:
         """Return what was trained; its seed does not matter."""
         return self.trials[0].spec
+
+    @property
+    def name(self) -> str:
+        return precision_name(self.spec)
 
     @property
     def recipe(self) -> Recipe:
@@ -235,27 +240,33 @@ def runs_of(
     """Return the runs of each precision over their seeds 0, 1, …, those of the baseline first; empty without those.
 
     Args:
-        trials: Training runs that differ in precision, loss scale and seed alone.
-        baseline: A precision; None takes fp32, or without it the first one.
+        trials: Training runs that differ in precision, narrow techniques, loss scale and seed alone.
+        baseline: A precision; None takes fp32, or without it the first one. Of its runs those with the fewest narrow
+            techniques are the baseline's.
         margin: As a share; None takes the usual one.
         num_seeds: How many seeds are planned at the most; the usual number, or that of the records, if that is larger:
             so a command and all that reads its records give the same verdict.
     """
-    by_seed: dict[tuple[str, str], dict[int, Trial]] = {}
+    by_seed: dict[tuple[str, tuple[str, ...], str], dict[int, Trial]] = {}
     for trial in trials:
-        by_seed.setdefault((trial.spec.precision, trial.spec.loss_scale), {})[trial.spec.seed] = trial
+        spec = trial.spec
+        key = (spec.precision, narrowing(spec.techniques), spec.loss_scale)
+        by_seed.setdefault(key, {})[spec.seed] = trial
     found = {key: _in_a_row(seeds) for key, seeds in by_seed.items() if 0 in seeds}
-    names = [name for name, _ in found]
+    names = [name for name, *_ in found]
     first = baseline or (BASELINE if BASELINE in names else next(iter(names), ""))
     if first not in names:
         return ()
-    every = sorted(found.items(), key=lambda item: (item[0][0] != first, precision_sort_key(item[0][0]), item[0][1]))
-    theirs = every[0][1]
+    order = list(found)
+    places = [row.name for row in TECHNIQUES]
+    order.sort(key=lambda key: (key[0] != first, precision_sort_key(key[0]), [*map(places.index, key[1])], key[2]))
+    every = [found[key] for key in order]
+    theirs = every[0]
     metric = metric_of(theirs)
     planned = max(SEEDS, num_seeds, *(seed + 1 for seeds in by_seed.values() for seed in seeds))
     share = metric.usual_margin if margin is None else margin
     # A command that was stopped may have trained a seed in other precisions alone.
-    return tuple(Runs(own[: len(theirs)], theirs, metric, share, planned) for _, own in every)
+    return tuple(Runs(own[: len(theirs)], theirs, metric, share, planned) for own in every)
 
 
 def metric_of(trials: Sequence[Trial]) -> Metric:

@@ -29,7 +29,15 @@ from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp
 from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.technique_fit import resolve
 from castwise.registry.technique_fit import why_unsupported as why_technique_unsupported
-from castwise.registry.techniques import NONE, SETS, parse_techniques
+from castwise.registry.techniques import (
+    NONE,
+    SETS,
+    join,
+    loops_with_states,
+    narrowing,
+    parse_techniques,
+    precision_name,
+)
 from castwise.registry.workloads import find_workload
 from castwise.show.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale
@@ -93,18 +101,18 @@ class AccuracyJob:
             return
         raise UsageError(
             f"A budget of {format_duration(self.options.budget_seconds or 0.0)} is too short: one run of "
-            f"{spec.precision} takes about {format_duration(run_seconds)}, and each of {len(self.specs)} precisions "
-            "needs at least two. Give a longer --budget, or shorter runs by --epochs and --max-steps."
+            f"{precision_name(spec)} takes about {format_duration(run_seconds)}, and each of {len(self.specs)} "
+            "precisions needs at least two. Give a longer --budget, or shorter runs by --epochs and --max-steps."
         )
 
     def _check_budget(self, trials: Sequence[Trial], known: Collection[str]) -> None:
         """Raise UsageError if two runs of each precision do not fit, as long as those that were trained."""
-        seconds = {trial.spec.precision: trial.duration_seconds for trial in trials}
+        seconds = {precision_name(trial.spec): trial.duration_seconds for trial in trials}
         mean = statistics.fmean(seconds.values())
         done = {*known, *(trial.spec.key for trial in trials)}
         pairs = [spec.model_copy(update={"seed": seed}) for spec in self.specs for seed in range(_FEWEST_SEEDS)]
         left = self._seconds_left()
-        needed = sum(seconds.get(spec.precision, mean) for spec in pairs if spec.key not in done)
+        needed = sum(seconds.get(precision_name(spec), mean) for spec in pairs if spec.key not in done)
         if needed > left:
             whole = self.options.budget_seconds or 0.0
             raise UsageError(
@@ -161,8 +169,8 @@ def prepare_accuracy(
             "accuracy. training_set is a DataLoader; validate(model) returns the score."
         )
     trained = recipe if user_workload is None else user_workload
-    names = _precisions(options, machine.environment)
-    specs = tuple(_spec(options, trained, name, machine.device) for name in names)
+    loops = _loops(options, _precisions(options, machine.environment))
+    specs = tuple(_spec(options, trained, *each, machine.device) for each in loops)
     for spec in specs:
         reason = why_technique_unsupported(spec, machine.environment.hardware.capability)
         if reason is not None:
@@ -179,7 +187,8 @@ def prepare_accuracy(
 def _check(options: AccuracyOptions) -> None:
     if options.seeds < _FEWEST_SEEDS:
         raise UsageError(f"{options.seeds} seed tells nothing about the spread between seeds: name at least 2.")
-    if len({find_precision(name).name for name in options.precisions or (BASELINE, "tf32")}) < 2:
+    names = {find_precision(name).name for name in options.precisions or (BASELINE, "tf32")}
+    if len(names) < 2 and not set(loops_with_states([NONE], options.optimizer_states or ())) - {NONE}:
         raise UsageError("Name at least two precisions: the first is the baseline, unless fp32 is among them.")
     if len(options.techniques or (NONE,)) > 1:
         raise UsageError("--techniques is one loop here: join techniques by '+'. Give one command for each loop.")
@@ -202,8 +211,22 @@ def _precisions(options: AccuracyOptions, environment: Environment) -> list[str]
     return sorted(kept, key=lambda name: name != BASELINE)  # stable: the first named without fp32
 
 
+def _loops(options: AccuracyOptions, precisions: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each precision with each loop, the baseline first: the first one, with nothing in fewer bits besides."""
+    (loop,), states = options.techniques or (NONE,), options.optimizer_states or ("fp32",)
+    plain = join([name for name in parse_techniques(loop) if not narrowing([name])])
+    first, *others = precisions
+    found = [(first, each) for each in (plain, *loops_with_states([plain], states))]
+    found += [(name, each) for name in others for each in loops_with_states([loop], states)]
+    return list(dict.fromkeys(found))
+
+
 def _spec(
-    options: AccuracyOptions, trained: tuple[Suite, RunGrid] | UserWorkload | None, precision: str, device: str
+    options: AccuracyOptions,
+    trained: tuple[Suite, RunGrid] | UserWorkload | None,
+    precision: str,
+    loop: str,
+    device: str,
 ) -> TrialSpec:
     name = find_workload(options.workload).name
     changes: dict[str, Any] = {}
@@ -236,4 +259,4 @@ def _spec(
     if options.timeout_seconds is not None:
         limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
         spec = spec.model_copy(update={"protocol": limit})
-    return resolve(parse_techniques((options.techniques or (NONE,))[0]), spec, sets)
+    return resolve(parse_techniques(loop), spec, sets)

@@ -246,6 +246,7 @@ _STATES: dict[str, tuple[str, str]] = {
     "fp8": ("2", ""),
     "4-bit": ("1", 'optim="adamw_torch_4bit"'),
 }
+NARROW: tuple[Numerics, ...] = ("state",)  # kinds of techniques that need an accuracy verdict, as a precision does
 STATE = "adam-state-"  # begins the names of techniques that differ in what Adam's state is kept in
 
 
@@ -868,6 +869,16 @@ def rows_of(names: Iterable[str]) -> list[Technique]:
     """Return the rows with these names, in the registry's order."""
     wanted = set(names)
     return [row for row in TECHNIQUES if row.name in wanted]
+
+
+def narrowing(names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of these techniques that keep, or compute, numbers in fewer bits: like a precision."""
+    return tuple(row.name for row in rows_of(names) if row.numerics in NARROW)
+
+
+def precision_name(spec: TrialSpec) -> str:
+    """Return the precision, and what is in fewer bits besides: "fp32 with adam-state-8-bit"."""
+    return " with ".join(filter(None, (spec.precision, _JOIN.join(narrowing(spec.techniques)))))
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_sort_key
 from castwise.registry.suites import is_search
+from castwise.registry.techniques import narrowing
 from castwise.report.machine_names import distinctions, short_name
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.show.fields import interval_values, trial_values
@@ -25,7 +26,7 @@ from castwise.spec.types import SYNTHETIC
 FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group; precision and loss scale come first.
-AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "seed")
+AXES = ("precision", "loss_scale", "batch_size", "world_size", "num_nodes", "parallelism", "techniques", "bits", "seed")
 # What others are compared with, the first that was measured, as in the answers.
 REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)
 
@@ -308,8 +309,8 @@ def _axis_text(trial: Trial, name: str) -> str:
             return "1 GPU" if spec.world_size == 1 else f"{spec.world_size} GPUs"
         case "parallelism":
             return "" if spec.parallelism == "none" else spec.parallelism
-        case "techniques":
-            return " + ".join(spec.techniques)
+        case "techniques" | "bits":
+            return " + ".join(each for each in spec.techniques if bool(narrowing([each])) == (name == "bits"))
         case "seed" | "num_nodes":
             return f"seed {spec.seed}" if name == "seed" else f"{spec.num_nodes} nodes" * (spec.num_nodes > 1)
     return spec.changed_loss_scale and f"loss scale {spec.changed_loss_scale}"

@@ -13,6 +13,7 @@ from castwise.accuracy.result import Runs, metric_of, runs_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.training_metrics import epochs_of
 from castwise.records.schema import Trial
+from castwise.registry.techniques import precision_name
 from castwise.report.charts.chart import MAX_BARS, MAX_LINES, Chart, GroupSubject, downsample, left_out, varied
 from castwise.report.charts.svg import (
     NARROW,
@@ -125,7 +126,7 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     """Return how far scores are from the baseline's, over pairs of runs with the same seeds."""
     trials: dict[str, list[Trial]] = {}  # by setting, such as a batch size
     for config in subject.group.configurations:
-        trials.setdefault(subject.group.setting(config, "seed", "loss_scale"), []).append(config.trial)
+        trials.setdefault(subject.group.setting(config, "seed", "loss_scale", "bits"), []).append(config.trial)
     every: list[tuple[str, Runs, FlatRow]] = []
     for setting, own in trials.items():
         judged = [runs for runs in runs_of(own, None, None) if runs.verdict is not None]
@@ -135,12 +136,12 @@ def equivalence(subject: GroupSubject) -> Chart | None:
     if not every:
         return None
     first = every[0][1]
-    baseline, metric = first.baseline[0].spec.precision, first.metric
+    baseline, metric = precision_name(first.baseline[0].spec), first.metric
     unit, margin = difference_unit(metric), 100 * first.margin_share
     rows: list[tuple[str, list[Dot], str]] = []
     for setting, runs, row in every[:MAX_BARS]:
         scale, verdict, dots = runs.spec.changed_loss_scale, row["verdict"], []
-        label = ", ".join(filter(None, (runs.spec.precision, scale and f"loss scale {scale}", setting)))
+        label = ", ".join(filter(None, (runs.name, scale and f"loss scale {scale}", setting)))
         if row["difference"] is not None:
             look = look_of(runs.spec.precision)
             ends = (100 * row["difference_low"], 100 * row["difference_high"])
@@ -154,9 +155,8 @@ def equivalence(subject: GroupSubject) -> Chart | None:
 
     verdicts = ", ".join(f"{label} {verdict}" for label, _, verdict in rows[:8])
     setting_field = [Field("setting", "setting")] if any(each for each, *_ in every) else []
-    fields = [find_field("precision"), *setting_field]
-    fields += [each for each in short_columns(COLUMNS) if each.name != "precision"]
-    fields.append(find_field("file"))
+    precision, *others = short_columns(COLUMNS)
+    fields = [precision, *setting_field, *others, find_field("file")]
     return Chart(
         title=f"Is the {metric.name} as good as in {baseline}?",
         summary=f"Shaded is the usual margin of {margin:.4g}{unit}; lines are intervals, 95 % over all looks. "
