@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, ove
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from castwise.accuracy.advice import answer_of
+from castwise.accuracy.advice import accuracy_of, answer_of
 from castwise.accuracy.options import AccuracyOptions
 from castwise.analysis.causes import Diagnosis, LeftOut, diagnose, left_out_of
 from castwise.analysis.decide import Advice
@@ -600,7 +600,10 @@ def tune(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[Tune
     from castwise.tune.search import prepare_tuning
 
     with _asked(TuneOptions, "tune", (model, batch, loss), options) as (request, listener):
-        found = prepare_tuning(request, listener).run()
+        tuning = prepare_tuning(request, listener)
+        found = tuning.run()
+        if found.chosen is not None and found.was_compared:
+            found = replace(found, accuracy=accuracy_of(tuning.job, found.measured.of(found.chosen)))
     if found.ending == "interrupted":
         raise KeyboardInterrupt
     return Tuning(found)

@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from castwise.accuracy.render import sentences, verdict_text
 from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_runs, rows_of_steps
+from castwise.records.schema import Trial
 from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload, locate
@@ -499,6 +501,37 @@ def test_the_answer_of_run_rests_on_the_longest_runs_and_says_if_they_were_short
     assert "accuracy worse than fp32 in runs of 2 of 14 epochs of 1 step" in page
     asked(command, "--precision", "fp32,bf16-mixed", "--suite", "fast-mnist", "--seeds", "2")
     assert "Accuracy: not enough runs, compared with fp32: " in command.run(*measure).out, "of the whole recipe"
+
+
+def test_what_is_in_fewer_bits_is_taken_with_a_verdict_alone(command: CommandLine) -> None:
+    measure = ("lstm-lm", "--precision", "fp32,bf16-true", "--rounds", "3")
+    before = " ".join(command.run(*measure).out.split())
+    line = f"castwise accuracy lstm-lm --precision fp32,bf16-true --results {command.results}"
+    assert f"keeps no float32 weights. The accuracy of bf16-true is untested: `{line}` tells." in before
+    judge = ("accuracy", "lstm-lm", "--precision", "fp32,bf16-true", "--results", command.results)
+    for shift, expected in (
+        (-0.1, "The accuracy of bf16-true is worse than fp32: "),
+        (0.0, "take bf16-true. It trains"),
+    ):
+        command(*judge, "--again", engine=FakeEngine(learns=learning(0.002, bf16_true=shift)))
+        assert expected in " ".join(command.run(*measure).out.split())
+
+
+def test_a_state_in_fewer_bits_that_saves_memory_is_named_with_the_command_that_judges_it() -> None:
+    def held(trial: Trial, share: float) -> Trial:
+        ranks = tuple(rank.model_copy(update={"peak_allocated_bytes": int(2**30 * share)}) for rank in trial.ranks)
+        return trial.model_copy(update={"ranks": ranks})
+
+    loops = (("fp32", 1.0, ()), ("bf16-mixed", 0.8, ()), ("bf16-mixed", 0.6, ("adam-state-8-bit",)))
+    rounds = itertools.product(loops, range(3))
+    steps = [held(steady(name, n, workload="lstm-lm", techniques=own), share) for (name, share, own), n in rounds]
+    (advice,) = decide(rows_of_steps(steps), judge=partial(with_accuracy, trials=steps))
+    assert (advice.precision, advice.techniques) == ("bf16-mixed", ())
+    line = "castwise accuracy lstm-lm --precision fp32,bf16-mixed --optimizer-state 8-bit"
+    assert (
+        "bf16-mixed with adam-state-8-bit (1.00×, 0.75× the memory) keeps the optimizer's state in fewer bits. "
+        f"The accuracy of bf16-mixed with adam-state-8-bit is untested: `{line}` tells."
+    ) in advice.sentence
 
 
 def test_a_report_takes_a_less_accurate_precision_with_a_warning_alone(command: CommandLine) -> None:

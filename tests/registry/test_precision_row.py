@@ -110,7 +110,7 @@ def test_a_precision_without_a_row_has_neutral_defaults() -> None:
     trials = [fake_trial(), fake_trial(spec, step_seconds=(0.01,))]
     (advice,) = decide(rows_of_steps(trials))
     assert advice.precision is None, "nobody knows whether an unknown precision keeps float32 weights"
-    assert "int4-mixed (10.00×) keeps no float32 weights" in advice.sentence
+    assert "int4-mixed (10.00×) was faster but keeps no float32 weights" in advice.sentence
     assert precision_row("int4-mixed").code == ""
     assert look_of("int4-mixed") == look_of("int2-mixed") != look_of("fp32")
 

@@ -44,7 +44,7 @@ def check_rules(advice: Advice) -> None:
     assert advice.speedup == over.value >= WORTHWHILE, "the speed-up is over what the sentence names"
     assert REFERENCE_WORDS.get(reference.precision, BASELINE) in advice.sentence
     assert f"{over.value:.2f}×" in advice.sentence
-    assert precision_row(row.precision).keeps_float32_weights
+    assert precision_row(row.precision).keeps_float32_weights or advice.is_as_accurate
     size = changes_of(row.trial.spec)
     if not advice.is_less_accurate and "no less accurate" not in advice.why:
         again = decide([each for each in advice.rows if changes_of(each.trial.spec) < size or each is reference])

@@ -73,6 +73,13 @@ def outcomes(result: TuningResult) -> dict[str, str]:
     return {each.change.name: each.outcome for each in result.tried}
 
 
+def test_a_winner_with_numbers_in_fewer_bits_names_the_command_that_judges_it(run: Run) -> None:
+    done = run("lstm-lm", "--precision", "fp32,fp16-true")
+    line = "castwise accuracy lstm-lm --precision fp32,fp16-true --results"
+    assert f"Its accuracy is untested: `{line}" in " ".join(done.out.split())
+    assert "Its accuracy" not in run("lstm-lm", "--precision", "fp32,fp16-mixed").out
+
+
 def test_ends_at_the_fastest_with_pairs_that_pay_only_together() -> None:
     made = engine()
     result = tune(made)

@@ -34,6 +34,11 @@ def answer_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = Non
     return rows, decide(rows, typed, judge)
 
 
+def accuracy_of(job: "Job", trials: Sequence[Trial], typed: TypedLine | None = None) -> str:
+    """Return what is known of the accuracy of one loop with numbers in fewer bits; empty of another loop."""
+    return "".join(judged.accuracy for item in answer_of(job, trials, typed)[1] for judged in item.narrow.values())
+
+
 def with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | None = None) -> Advice:
     """Return advice that says of the precision to take whether it trains as well, or that nobody has tested it.
 
@@ -54,8 +59,10 @@ def with_accuracy(item: Advice, trials: Collection[Trial], typed: TypedLine | No
     baseline = precision_name(found.baseline[0].spec)
     than = {"as good": " as", "worse": " than", "better": " than"}.get(verdict_text(found), ", compared with")
     short = f" in runs of {length_text(found.recipe)}" if found.recipe.is_shortened else ""
+    is_as_accurate = verdict_text(found) in ("as good", "better")
     parts = f"{verdict_text(found)}{than} {baseline}{short}", compared_text(found)
-    return replace(item, accuracy=": ".join(filter(None, parts)), is_less_accurate=found.is_less_accurate)
+    accuracy = ": ".join(filter(None, parts))
+    return replace(item, accuracy=accuracy, is_less_accurate=found.is_less_accurate, is_as_accurate=is_as_accurate)
 
 
 def _untested(taken: Trial, typed: TypedLine | None) -> str:

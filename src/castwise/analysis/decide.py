@@ -3,8 +3,8 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -38,7 +38,7 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import NONE, join, rows_of
+from castwise.registry.techniques import NONE, join, narrowing, rows_of
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.trial import TrialSpec
 from castwise.spec.typed import TypedLine, advised_line
@@ -86,6 +86,7 @@ _WHY_NOT = (
 )
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
+_SAVES = 0.95  # of the memory: what holds less is said to save some. Source: chosen here
 _CHECK_ACCURACY = "check the accuracy first."
 _NO_INTERVAL = "but one process of each gives no interval"
 _CLEAR_SLOWER = "At half the speed or less, one run is enough."
@@ -115,12 +116,14 @@ class Advice:
     how_sure: str = ""  # how many processes it rests on, and what disturbed them
     accuracy: str = ""  # whether what is taken trains as well, as far as records show it; empty if that is no question
     is_less_accurate: bool = False  # it trains worse, or some of its runs diverge
+    is_as_accurate: bool = False  # a verdict is on record that it trains as well, or better
     limit: str = ""  # why the fastest is no faster, as far as the records show it
     code: str = ""  # the lines that switch the precision on; empty if there is nothing to switch
     snippets: tuple[Snippet, ...] = ()  # what to set in the frameworks around PyTorch
     command: str = ""  # decides what is undecided; of objects a call of castwise.compare
     ask: str = ""  # the command, or the call, that says more of the limit
     cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for timed steps
+    narrow: "Mapping[Row, Advice]" = field(default_factory=dict)  # rows with numbers in fewer bits, each as judged
 
     def __repr__(self) -> str:
         return f"Advice({self.sentence!r})"
@@ -153,6 +156,10 @@ class Advice:
     def key(self) -> str | None:
         return None if self.row is None else self.row.trial.spec.key
 
+    def may_take(self, row: Row) -> bool:
+        """Return whether weights and optimizer are as exact as in float32, or a verdict says that it trains as well."""
+        return _keeps_float32(row) or (row in self.narrow and self.narrow[row].is_as_accurate)
+
     @property
     def same_loop(self) -> str:
         """Return in words that the reference has the same techniques; empty if it is the plain loop."""
@@ -175,9 +182,10 @@ Judge = Callable[[Advice], Advice]  # adds whether what is taken trains as well
 def decide(rows: Sequence[Row], typed: TypedLine | None = None, judge: Judge = lambda advice: advice) -> list[Advice]:
     """Return one piece of advice for each workload, batch size and number of GPUs, in order.
 
-    It is the fastest loop that keeps float32 weights, over all precisions and techniques that were measured, compared
-    with the plain loop; of training runs, whose figures count without an interval, too, one that is no less accurate,
-    if there is one. Commands are built from what the user typed, if that is at hand.
+    It is the fastest loop that keeps float32 weights, or that a verdict calls as accurate, over all precisions and
+    techniques that were measured, compared with the plain loop; of training runs, whose figures count without an
+    interval, too, one that is no less accurate, if there is one. Commands are built from what the user typed, if that
+    is at hand.
     """
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -188,7 +196,12 @@ def decide(rows: Sequence[Row], typed: TypedLine | None = None, judge: Judge = l
 
 
 def _answer(rows: list[Row], typed: TypedLine | None, judge: Judge) -> Advice:
-    advice = _decide(rows)
+    narrow = {
+        row: judge(Advice(tuple(rows), "take", row=row))
+        for row in rows
+        if not _keeps_float32(row) and _is_measured(row)
+    }
+    advice = _decide(rows, narrow)
     if advice.decision == "undecided":
         advice = replace(advice, command=_command(advice, typed))
     elif advice.decision == "take":
@@ -214,7 +227,7 @@ def _limit(advice: Advice) -> str:
     timed = [] if _is_run(advice.rows) else [row for row in advice.rows if _is_measured(row)]
     taken = [row for row in timed if row is advice.row]
     if advice.decision != "take":
-        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and _keeps_float32(row)]
+        taken = [row for row in timed if row.precision not in (DEFAULT, BASELINE) and advice.may_take(row)]
     if not taken:
         return ""
     (found,) = diagnose([max(taken, key=_speed)], advice.rows)
@@ -228,15 +241,15 @@ def _limit(advice: Advice) -> str:
     return f"{said}. Try {try_line(cause, spec.techniques)}{line}" if spec.is_script else said
 
 
-def _decide(rows: list[Row]) -> Advice:
+def _decide(rows: list[Row], narrow: Mapping[Row, Advice]) -> Advice:
     """Return the decision as data, without its sentence, the lines to paste and the command that decides."""
     measured = [row for row in rows if _is_measured(row)]
     references = references_among(rows)
     reference = next((row for row in references if row in measured), None)
-    advice = Advice(tuple(rows), "nothing", reference=reference)
+    advice = Advice(tuple(rows), "nothing", reference=reference, narrow=narrow)
     if not measured:
         return replace(advice, why=next((row.trial.message for row in rows if row.trial.message), ""))
-    candidates = _candidates(measured, reference)
+    candidates = _candidates(advice, measured)
     if reference is None:
         return _decide_without_reference(advice, candidates)
     ratios = _ratios_over(reference, candidates)
@@ -330,14 +343,15 @@ def _decide_without_reference(advice: Advice, candidates: Sequence[Row]) -> Advi
     if not rest:
         return replace(advice, decision="take", row=_simplest_of_the_fastest(candidates))
     doubt = f"but {_and(rest)} may be as fast" if all(_is_known(ratio) for _, ratio in rivals) else _NO_INTERVAL
-    among = _among([row for row in advice.rows if _is_measured(row)])
+    among = _among(advice, [row for row in advice.rows if _is_measured(row)])
     seen = f"{_name(fastest)} was the fastest{among}, {doubt}; {why}"
     return replace(advice, decision="undecided", rivals=tuple(rest), why=seen)
 
 
-def _candidates(measured: Sequence[Row], reference: Row | None) -> list[Row]:
-    """Return what may be taken: it keeps float32 weights, if any does, and FP8 is good enough."""
-    keeping = [row for row in measured if _keeps_float32(row) and row is not reference]
+def _candidates(advice: Advice, measured: Sequence[Row]) -> list[Row]:
+    """Return what may be taken: it is exact, or judged as accurate, if any is, and FP8 is good enough."""
+    reference = advice.reference
+    keeping = [row for row in measured if advice.may_take(row) and row is not reference]
     keeping = [row for row in keeping if _why_not_fp8(row, is_proven=reference is None) is None]
     return keeping or ([] if reference is not None else list(measured))
 
@@ -378,7 +392,7 @@ def _with_row(advice: Advice, row: Row) -> Advice:
         over_default=over.get(DEFAULT),
         over_fp32=over.get(BASELINE),
         memory_ratio=memory,
-        why=_waiting(row) or _why(row, advice.rows),
+        why=_waiting(row) or _why(row, advice),
         how_sure=_how_sure(reference, row) + luck,
         cut=cut,
     )
@@ -398,13 +412,13 @@ def _sentence(advice: Advice) -> str:
         stay = f"stay with {_reference_name(reference)}"
         if not precision_row(written_name(reference.trial) or reference.precision).keeps_float32_weights:
             stay = f"no precision with float32 weights is as fast as {_reference_name(reference)}"
-        return f"{where}: {stay}. {_closest(advice, cut)}{_caution(measured, reference)}"
+        return f"{where}: {stay}. {_closest(advice, cut)}{_caution(advice, measured, reference)}"
     doubts = _doubts(reference, row)
     verb = f"{_name(row)} looks faster ({', '.join(doubts)})" if doubts else f"take {_name(row)}"
     verb = f"{verb}. It" if not cut else _name(row)
     over = row.over(reference)
     clear = "" if _is_run(measured) or over is None or _is_known(over) else f" {_CLEAR_FASTER}"
-    return f"{where}: {verb} trains {_gain(advice)}{cut}.{clear}{_caution(measured, row)}"
+    return f"{where}: {verb} trains {_gain(advice)}{cut}.{clear}{_caution(advice, measured, row)}"
 
 
 def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
@@ -412,21 +426,21 @@ def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
     row, reference, other = advice.row, advice.reference, advice.next
     if reference is not None:
         if narrow := [each for each in measured if each is not reference]:
-            names = _and(narrow, lambda each: f" ({_speed(each) / _speed(reference):.2f}×)")
-            verbs = "keeps" if len(narrow) == 1 else "keep"
             said = f"nothing that keeps float32 was measured beside {_reference_name(reference)}."
-            return f"{said} {names} {verbs} {_what_is_narrow(narrow)}: {_CHECK_ACCURACY}"
+            return f"{said} {_not_taken(advice, narrow, reference)}"
         return f"only {_reference_name(reference)} was measured: there is nothing to compare it with."
     if other is None:
         return "nothing to recommend. No trial ended well."
     if row is None:
         return f"nothing to compare {_name(other)} with: {advice.why}."
-    rank = f"the fastest{_among(measured)}" if row is other else f"simpler than {_name(other)} and hardly slower"
-    if len(_candidates(measured, None)) == 1:
+    rank = (
+        f"the fastest{_among(advice, measured)}" if row is other else f"simpler than {_name(other)} and hardly slower"
+    )
+    if len(_candidates(advice, measured)) == 1:
         is_fp8_refused = any(_why_not_fp8(each, is_proven=True) for each in measured)
-        rank = f"the only one{_among(measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
-    weights = "" if _keeps_float32(row) else f" It keeps {_what_is_narrow([row])}: {_CHECK_ACCURACY}"
-    return f"take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(measured, row)}"
+        rank = f"the only one{_among(advice, measured)} that {'can be taken' if is_fp8_refused else 'trained'}"
+    weights = "" if advice.may_take(row) else f" It keeps {_what_is_narrow([row])}: {_CHECK_ACCURACY}"
+    return f"take {_name(row)}, {rank}; {advice.why}.{weights}{_caution(advice, measured, row)}"
 
 
 def _closest(advice: Advice, cut: str) -> str:
@@ -475,8 +489,8 @@ def _is_too_noisy(ratio: Estimate) -> bool:
     return format_interval(ratio.value, ratio.low, ratio.high) == TOO_NOISY
 
 
-def _among(measured: Sequence[Row]) -> str:
-    return " with float32 weights" if len(_candidates(measured, None)) < len(measured) else ""
+def _among(advice: Advice, measured: Sequence[Row]) -> str:
+    return " with float32 weights" if len(_candidates(advice, measured)) < len(measured) else ""
 
 
 def _gain(advice: Advice) -> str:
@@ -534,19 +548,21 @@ def references_among(rows: Sequence[Row]) -> list[Row]:
     return sorted(same, key=lambda row: _REFERENCES.index(row.precision))
 
 
-def _why(best: Row, rows: Sequence[Row]) -> str:
+def _why(best: Row, advice: Advice) -> str:
     """Return why this row and no other, in a few words: what was faster, and why it is not taken."""
     fastest: dict[str, Row] = {}  # of each kind
-    for row in sorted(rows, key=_speed):
+    for row in sorted(advice.rows, key=_speed):
         if row.trial.status == "ok" and _speed(row) > _speed(best) and _why_not_fp8(row) is None:
             is_near = _speed(row) <= _speed(best) * WORTHWHILE
-            kind = (2 if is_near else 3) if _keeps_float32(row) else int(_narrows_state(row))
+            kind = (2 if is_near else 3) if advice.may_take(row) else int(_narrows_state(row))
             fastest[_WHY_NOT[kind]] = row
     reasons = []
     for why in filter(fastest.get, _WHY_NOT):
         percent = f"+{100 * (_speed(fastest[why]) / _speed(best) - 1):.1f} %".replace(".0 %", " %")
         reasons.append(f"{_loop_name(fastest[why], best)} {percent}{why}")
-    failed = [f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in rows if row.trial.status in _FAILURES]
+    failed = [
+        f"{_loop_name(row, best)} {_FAILURES[row.trial.status]}" for row in advice.rows if row.trial.status in _FAILURES
+    ]
     return "; ".join(reasons or failed[:1]) or "the fastest"
 
 
@@ -655,16 +671,41 @@ def _learned(best: Row, baseline: Row) -> str:
     return ""
 
 
-def _caution(measured: Sequence[Row], best: Row) -> str:
-    """Return sentences about FP8 that is not taken, and about what was faster and keeps no float32 weights."""
+def _caution(advice: Advice, measured: Sequence[Row], best: Row) -> str:
+    """Return sentences about FP8 that is not taken, and about what is faster, or smaller, in fewer bits."""
     refused = [(row, why) for row in measured if row is not best and (why := _why_not_fp8(row))]
     said = f" Not taken: {'; '.join(f'{_name(row)} ({why})' for row, why in refused)}." if refused else ""
-    faster = [row for row in measured if not _keeps_float32(row) and _speed(row) > _speed(best) * WORTHWHILE]
-    if not faster or not _keeps_float32(best):
-        return said
-    names = _and(faster, lambda row: f" ({_speed(row) / _speed(best):.2f}×)")
-    verbs = "was faster but keeps" if len(faster) == 1 else "were faster but keep"
-    return f"{said} {names} {verbs} {_what_is_narrow(faster)}: {_CHECK_ACCURACY}"
+    narrow = [row for row in measured if row is not best and not advice.may_take(row)]
+    better = [row for row in narrow if _is_faster(row, best) or (_narrows_state(row) and _memory_share(row, best))]
+    return f"{said} {_not_taken(advice, better, best)}" if better and advice.may_take(best) else said
+
+
+def _is_faster(row: Row, best: Row) -> bool:
+    return _speed(row) > _speed(best) * WORTHWHILE
+
+
+def _memory_share(row: Row, best: Row) -> float | None:
+    """Return the peak allocated memory over that of another row if it is clearly less, else None."""
+    if not row.peak_allocated_bytes or not best.peak_allocated_bytes:
+        return None
+    share = row.peak_allocated_bytes / best.peak_allocated_bytes
+    return share if share < _SAVES else None
+
+
+def _not_taken(advice: Advice, rows: Sequence[Row], best: Row) -> str:
+    """Return what rows in fewer bits bring, and what is known of their accuracy."""
+
+    def bring(row: Row) -> str:
+        share = _memory_share(row, best) if _narrows_state(row) else None
+        return f" ({_speed(row) / _speed(best):.2f}×{'' if share is None else f', {share:.2f}× the memory'})"
+
+    was, s = ("was", "s") if len(rows) == 1 else ("were", "")
+    verb = f"{was} faster but keep{s}" if all(_is_faster(row, best) for row in rows) else f"keep{s}"
+    said = f"{_and(rows, bring)} {verb} {_what_is_narrow(rows)}"
+    known = {_name(row): advice.narrow[row].accuracy for row in rows}
+    if not any(":" in words for words in known.values()):
+        return f"{said}: {_CHECK_ACCURACY}"
+    return " ".join((f"{said}.", *(f"The accuracy of {name} is {words}." for name, words in known.items())))
 
 
 def _is_known(ratio: Estimate | None) -> bool:
@@ -824,7 +865,7 @@ def _keeps_float32(row: Row) -> bool:
 
 
 def _narrows_state(row: Row) -> bool:
-    return any(each.numerics == "state" for each in rows_of(row.trial.spec.techniques))
+    return bool(narrowing(row.trial.spec.techniques))
 
 
 def _what_is_narrow(rows: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
 """`castwise tune`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +49,10 @@ _PATCH = Path("patch")
 
 def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
+    from castwise.accuracy.advice import accuracy_of
     from castwise.cli.measuring import FAILED, REPORT, measuring, next_step, say_logs, search
     from castwise.cli.output import show
+    from castwise.spec.typed import read_line
     from castwise.spec.user_model import is_script
     from castwise.tune import render
     from castwise.tune.measurements import key_of
@@ -61,6 +63,9 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
 
     with measuring(options, output) as progress:
         job, found = search(options, progress, prepare_tuning)
+        if found.chosen is not None and found.was_compared:
+            typed = read_line(output.words, TuneOptions, TunePrintOptions)
+            found = replace(found, accuracy=accuracy_of(job, found.measured.of(found.chosen), typed))
         emits_patch = output.emit == _PATCH and found.was_compared
 
         if emits_patch and output.format == "table":

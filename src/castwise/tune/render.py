@@ -162,6 +162,7 @@ def answers(result: TuningResult) -> list[str]:
         sentences += _within_limit(result)
     elif winner["batch_size"] != result.start.batch_size:
         sentences.append(f"{_other_training(result, winner)}.")
+    sentences += [f"Its accuracy is {result.accuracy}."] if result.accuracy else []
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
     return sentences

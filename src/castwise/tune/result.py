@@ -34,6 +34,7 @@ class TuningResult:
     budget_seconds: float | None = None
     memory_bytes: float | None = None  # the limit that was asked for
     fp32: TrialSpec | None = None  # the plain loop in fp32, if the start is PyTorch's default
+    accuracy: str = ""  # what is known of the chosen loop's, if it has numbers in fewer bits
     without_layers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # techniques, by the lacking layer
 
     @property
