@@ -59,6 +59,11 @@ def test_overflow_rounding_and_lost_updates_have_a_sentence_each() -> None:
     )
     assert found["rounding"].sentence.startswith("furthest from float32 are the outputs of head: 20 dB, an error of 10")
     assert found["lost-updates"].sentence == "12 % of the weight updates round to nothing, in head 12 %."
+    kept = numerics.model_copy(update={"kept_update_share": 0.98})
+    sentences = [each.sentence for each in findings_of(kept, find_precision("bf16-sr"), "none")]
+    assert (
+        "12 % of the weight updates round to nothing, in head 12 %; in the mean 98 % of an update is kept." in sentences
+    )
     assert found["limit"].sentence == "a note."
     assert [each.name for each in worst_first(numerics, find_precision("fp16-true"))] == ["stem", "head"]
 

@@ -149,7 +149,9 @@ def _findings(numerics: StepNumerics, precision: Precision, moves: bool) -> Iter
         all_lost = total / max(1, sum(module.num_weights for _, module in stepped))
         most, worst = max(stepped, key=lambda each: each[0])
         words = f"{format_share(all_lost)} of the weight updates round to nothing, in {_in_words(worst)} "
-        yield Finding("lost-updates", f"{words}{format_share(most)}.", worst.name)
+        whole = numerics.kept_update_share
+        mean = "" if whole is None else f"; in the mean {format_share(max(0.0, whole))} of an update is kept"
+        yield Finding("lost-updates", f"{words}{format_share(most)}{mean}.", worst.name)
 
 
 def _rounding(numerics: StepNumerics) -> Iterator[Finding]:

@@ -529,8 +529,8 @@ class ModuleNumerics(FrozenModel):
     output_sqnr_db: float | None = None  # of the outputs' first call; None if the module is not called
     gradient_sqnr_db: float | None = None  # of the gradients of weights; None if one is not finite in the precision
     overflow_share: float = 0.0  # of the weights' gradients that are not finite in the precision, with its loss scale
-    # Of the weights with a gradient, those that an optimizer step leaves as they are; None if weights or their masters
-    # are float32, or a gradient overflowed.
+    # Of the weights with a gradient, those that an optimizer step leaves as they are; None with autocast or masters, if
+    # a gradient overflowed, and in older records of float32 or stochastically rounded weights.
     lost_update_share: float | None = None
 
 
@@ -550,6 +550,9 @@ class StepNumerics(FrozenModel):
     modules: tuple[ModuleNumerics, ...] = ()  # in the model's order; of a script only the outputs are known
     falls: tuple[PrecisionFall, ...] = ()  # the largest, in forward order; none are known of older records
     loss_scale: float | None = None  # when the step was taken; None without scaling
+    # How far an optimizer step moves all weights in the direction of their updates, over the size of these; 1 if
+    # rounding loses nothing in the mean. None as `lost_update_share` is, and if the update depends on the weights.
+    kept_update_share: float | None = None
     note: str = ""  # what differs from the timed loop
     missing: str = ""  # why nothing was measured
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Adafactor
 from torch.overrides import TorchFunctionMode
 
 from castwise.apply.float8 import as_before, sqnr_db
@@ -49,6 +50,7 @@ _ROUNDED_DB = 60.0  # of exact values, one rounding to bfloat16 leaves 52 to 57
 _EXACT_DB = 200.0  # what `sqnr_db` returns without an error
 _NO_ACTIVATION = 1e15  # what masks have, whose value is that of the format
 _HALVES = (torch.float16, torch.bfloat16)
+_OPTIMIZERS = ("torch.optim.", "castwise.")  # whose updates do not depend on the weights, but for their decay
 _DRAWS = (torch.rand, torch.randn, torch.rand_like, torch.randn_like)
 _WIDENED = dict.fromkeys((Tensor.half, Tensor.bfloat16), Tensor.float)
 
@@ -214,7 +216,7 @@ def measure_numerics(
     try:
         with as_before(step.model):
             trail = _Trail(step.model)
-            modules = tuple(_compare(spec, step, batch, carried, write, trail))
+            modules, kept = _compare(spec, step, batch, carried, write, trail)
     except _FAILURES as error:
         return _missing(f"{type(error).__name__}: {error}")
     finally:
@@ -224,7 +226,11 @@ def measure_numerics(
     # Float32 computes with what they were rounded to.
     notes += [f"{note}, before what is compared here" for note in step.notes]
     return StepNumerics(
-        modules=modules, falls=trail.largest_falls(), loss_scale=step.scaling.read_scale(), note="; ".join(notes)
+        modules=modules,
+        falls=trail.largest_falls(),
+        loss_scale=step.scaling.read_scale(),
+        kept_update_share=kept,
+        note="; ".join(notes),
     )
 
 
@@ -309,7 +315,8 @@ def _compare(
     carried: tuple[Tensor, ...],
     write: Callable[..., None],
     trail: _Trail,
-) -> Iterator[ModuleNumerics]:
+) -> tuple[tuple[ModuleNumerics, ...], float | None]:
+    """Return the rows of modules, and how much of an update the weights keep; None if that is not known."""
     row, owners = find_precision(spec.precision), _owners(step.model)
     with _same_dropout(step.model), trail.follow():
         with (
@@ -323,11 +330,13 @@ def _compare(
         write(carried)
         with trail.compute(is_exact=False):
             found = _observe(spec, step, owners, batch)
-    has_updates = row.param_dtype != "float32" and not row.steps_copies  # stochastic rounding loses none in the mean
-    lost = _lost_updates(step, owners) if has_updates else {}
+    has_updates = row.autocast_dtype is None and not row.master_weights
+    lost, kept = _lost_updates(step, owners) if has_updates else ({}, None)
+    rows = []
     for title, names in _rows_of(owners).items():
         weights = (weight for name in names for weight in owners[name].parameters(recurse=False))
-        yield _summarize(title, names, weights, exact, found, lost)
+        rows.append(_summarize(title, names, weights, exact, found, lost))
+    return tuple(rows), kept
 
 
 def _owners(model: nn.Module) -> dict[str, nn.Module]:
@@ -398,6 +407,10 @@ class Updates:
         self.are_finite = all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
         self._before = {weight: (_sample(weight), _sample(gradient).ne(0)) for weight, gradient in gradients}
 
+    def moved(self) -> list[Tensor]:
+        """Return by how much the step has moved each sample."""
+        return [_sample(weight) - before for weight, (before, _) in self._before.items()]
+
     def lost_share(self, weights: Iterable[Tensor] | None = None) -> float:
         """Return the share of weights, else of all, that the step has left as they were."""
         num_still = num_moving = 0.0
@@ -410,19 +423,35 @@ class Updates:
         return num_still / max(1.0, num_moving)
 
 
-def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> dict[str, float]:
+def _lost_updates(step: TrainingStep, owners: Mapping[str, nn.Module]) -> tuple[dict[str, float], float | None]:
     """Step by the gradients that are there; return of each module the share of weights that this leaves as they are.
 
-    Empty if a gradient is not finite, because the step may be skipped then.
+    It is empty if a gradient is not finite, because the step may be skipped then. With it comes the share of the update
+    that is kept, by a second step, of weights of zero: next to zero no format loses an update. It lacks weight decay.
     """
-    updates = Updates(step.model.parameters())
+    weights = [weight for weight in step.model.parameters() if weight.grad is not None]
+    updates = Updates(weights)
     if not updates.are_finite:
-        return {}
+        return {}, None
     state = copy.deepcopy(step.state_dict())
+    gradients = [weight.grad.clone() for weight in weights if weight.grad is not None]
+    kept = None
     step.plain_update()
     shares = {name: updates.lost_share(module.parameters(recurse=False)) for name, module in owners.items()}
+    if type(step.optimizer).__module__.startswith(_OPTIMIZERS) and not isinstance(step.optimizer, Adafactor):
+        moved = updates.moved()
+        step.load_state_dict(copy.deepcopy(state))  # whose tensors an optimizer takes over
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.zero_()
+                weight.grad = gradient  # clipping and unscaling change it in place
+        whole = Updates(weights)
+        step.plain_update()
+        pairs = list(zip(moved, whole.moved(), strict=True))
+        size = sum(float(full.abs().sum()) for _, full in pairs)
+        kept = sum(float((own * full.sign()).sum()) for own, full in pairs) / size if size else None
     step.load_state_dict(state)
-    return shares
+    return shares, kept
 
 
 def _summarize(
