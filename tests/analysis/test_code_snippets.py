@@ -153,7 +153,7 @@ def code_of(precision: str, framework: str, known: Facts | None = None, device_t
 def written(framework: str = "", device: str = "cuda:0", conv: str = "tf32", **own: tuple[str, ...]) -> Trial:
     """Return a script as it is written, with PyTorch's defaults but for what is said."""
     switches = {"cuda.matmul": "none", "cudnn.conv": conv}
-    own_precision = {name.replace("_", " "): lines for name, lines in own.items()}
+    own_precision = {name.replace("_", " ", 1).replace("_", "-"): lines for name, lines in own.items()}
     known = fake_facts(framework=framework, own_precision=own_precision, fp32_precision=switches)
     model = UserModel(kind="script", path="train.py", name="")
     environment = fake_environment(None) if device == "cpu" else None
@@ -255,6 +255,7 @@ def test_a_script_is_told_what_differs_from_what_it_does_itself(
             "Your script already trains in bf16-mixed (autocast at train.py:25). Its frozen weights stay in bfloat16 "
             "in every precision.",
         ),
+        (written(state_8_bit=("train.py:41",)), "Your script keeps Fake's state in 8 bits (train.py:41)."),
     ],
 )
 def test_what_a_script_trains_in_as_written_is_a_sentence(trial: Trial, expected: str) -> None:

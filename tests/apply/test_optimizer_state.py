@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from castwise.apply.applied import Applied, apply
 from castwise.apply.precision import numeric_state, round_stochastically
-from castwise.apply.techniques.optimizer_state import keep_state_in
+from castwise.apply.techniques.optimizer_state import keep_state_in, state_written
 from castwise.errors import TechniqueError, UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import loops_with_states
@@ -126,6 +126,29 @@ def test_schedules_hooks_and_groups_stay() -> None:
     assert torch.equal(model[2].weight, before["2.weight"])
     assert not torch.equal(model[0].weight, before["0.weight"])
     assert optimizer.param_groups[1]["betas"] == (0.8, 0.9)
+
+
+@_NEEDS_TORCHAO
+def test_states_that_users_optimizers_have_are_recognised() -> None:
+    """The classes are those of transformers' `optim`: "adamw_torch_8bit" and "adamw_torch_4bit", torchao's."""
+    optim = pytest.importorskip("torchao.optim")
+    for name, state in (("AdamW8bit", "8-bit"), ("Adam4bit", "4-bit"), ("AdamWFp8", "fp8"), ("_AdamW", "")):
+        assert state_written(getattr(optim, name)(net().parameters())) == state
+
+
+def test_states_of_bitsandbytes_are_recognised_by_name_and_by_what_they_hold() -> None:
+    """Source: bitsandbytes 0.50, optim/adamw.py: `optim_bits=8` is a class of no such name, whose state is uint8."""
+    of_bnb = {"__module__": "bitsandbytes.optim.adamw"}
+    for name in ("Adam8bit", "AdamW8bit", "PagedAdamW8bit"):
+        assert state_written(type(name, (Adam,), of_bnb)(net().parameters())) == "8-bit"
+    model = net()
+    for dtype, state in ((torch.uint8, "8-bit"), (torch.bfloat16, "bf16"), (torch.float32, "")):
+        plain = Adam(model.parameters())
+        plain.state[model[0].weight] = {"state1": torch.zeros(4, dtype=dtype), "step": torch.tensor(1)}
+        assert state_written(plain) == state
+    half = Adam(model.bfloat16().parameters())
+    half.state[model[0].weight] = {"exp_avg": torch.zeros(4, dtype=torch.bfloat16)}
+    assert state_written(half) == "", "it is that of its weights"
 
 
 def test_what_has_no_such_state_is_refused() -> None:

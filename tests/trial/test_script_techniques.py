@@ -118,6 +118,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     wrapped.write_text(_WRAPPED)
     jobs += [(wrapped, ["ddp-bucket-view", "ddp-static-graph", "bf16-all-reduce"]), (wrapped, ["ddp-buckets-100"])]
     jobs += [(vectors, ["bf16-all-reduce"])]
+    narrow = folder / "narrow.py"
+    made = "type('AdamW8bit', (torch.optim.AdamW,), {'__module__': 'bitsandbytes.optim.adamw'})"
+    narrow.write_text(vectors.read_text().replace("torch.optim.AdamW", made))
+    jobs += [(narrow, ["adam-state-8-bit"])]
     command = [sys.executable, "-c", _HOST, json.dumps([(str(file), names) for file, names in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -152,6 +156,7 @@ def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
         (4, "loader-workers finds nothing to do: the script makes no DataLoader that lacks it"),
         (7, "ddp-buckets-100 finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
         (8, "bf16-all-reduce finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
+        (9, "adam-state-8-bit finds nothing to do: the script steps AdamW8bit, which keeps its state in 8-bit already"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(found, job, words):

@@ -26,6 +26,7 @@ from castwise.spec.user_model import is_object
 
 # What a script does itself.
 _AUTOCAST, _SCALER, _WEIGHTS, _FROZEN, _LAYERS = "autocast ", "GradScaler", "weights ", "frozen ", "layers "
+_STATE = "state "
 # The switches of float32 products, PyTorch's defaults, and what a precision sets them to: whether they use TF32.
 _SWITCHES = {"cuda.matmul": "torch.backends.cuda.matmul.allow_tf32", "cudnn.conv": "torch.backends.cudnn.allow_tf32"}
 _TF32: dict[Literal["ieee", "tf32"] | None, tuple[bool, bool]] = {
@@ -250,6 +251,10 @@ def written_in_words(trial: Trial) -> str:
         rate = "" if lost.learning_rate is None else f" at a learning rate of {lost.learning_rate:g}"
         most = f", of {lost.weight} {format_share(lost.weight_share)}" if lost.weight_share > lost.share else ""
         said.append(f"A step of {_optimizer(facts)}{rate} leaves {format_share(lost.share)} of them as they are{most}.")
+    for state, at in _own(facts, _STATE).items():
+        whose = "Adam" if "Adam" in _optimizer(facts) else _optimizer(facts)
+        bits = state.replace("-bit", " bits")
+        said.append(f"Your script keeps {whose}'s state in {bits}{at and f' ({at})'}.")
     if frozen := _own(facts, _FROZEN):
         said.append(f"Its frozen weights stay in {' and '.join(frozen)} in every precision.")
     if layers := _own(facts, _LAYERS):

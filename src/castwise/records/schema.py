@@ -175,7 +175,8 @@ class Facts(FrozenModel):
     notes: tuple[str, ...] = ()  # what the user's own code changed before the first timed step, a sentence each
     hooked: tuple[str, ...] = ()  # of a script: its models and optimizers by class, and whether its loader was timed
     # Of a script as written: "autocast bfloat16", "GradScaler", "weights bfloat16" (those that it trains), "frozen
-    # bfloat16" and "layers bitsandbytes's Linear4bit", as far as it has them, with their lines ("t.py:25").
+    # bfloat16", "layers bitsandbytes's Linear4bit" and "state 8-bit", as far as it has them, with their lines
+    # ("t.py:25").
     own_precision: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     lost_updates: LostUpdates | None = None  # of a script as written that trains weights in 16 bits
     # The one of registry/frameworks.py that takes a script's steps; "" if itself does, None if not known.

@@ -1,10 +1,11 @@
 """Adam and AdamW that keep their state in fewer bits than their weights have, by torchao."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from castwise.errors import TechniqueError
@@ -12,6 +13,7 @@ from castwise.registry.techniques import STATE
 
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
 _KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
+_BITS = re.compile(r"(8bit|4bit|fp8)", re.IGNORECASE)  # in the names of classes
 # Of a group of torch's, what torchao's step reads.
 _READ = ("params", "lr", "betas", "eps", "weight_decay", "amsgrad", "initial_lr")
 
@@ -50,6 +52,25 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
 def keeps_narrow_state(optimizer: Optimizer) -> bool:
     """Return whether an optimizer is one of torchao's, as `keep_state_in` makes them."""
     return hasattr(optimizer, "bf16_stochastic_round")
+
+
+def state_written(optimizer: Optimizer) -> str:
+    """Return in what a user's optimizer keeps its state, if that is narrower than the weights; empty otherwise.
+
+    The names of classes tell, such as bitsandbytes' PagedAdamW8bit and torchao's AdamFp8, and after a step the state:
+    transformers makes one of both by `optim="adamw_8bit"` and `"adamw_torch_8bit"`.
+    """
+    kinds: list[type] = (
+        [type(optimizer)] if type(optimizer).__module__.startswith(("bitsandbytes.", "torchao.")) else []
+    )
+    values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    kinds += [type(value) for value in values if type(value) not in (Tensor, nn.Parameter)]
+    named = (bits[1].lower() for kind in kinds if (bits := _BITS.search(kind.__name__)))
+    if (found := next(named, "")) or any(value.dtype == torch.uint8 and value.dim() for value in values):
+        return {"4bit": "4-bit", "fp8": "fp8"}.get(found, "8-bit")
+    weights = {weight.dtype for group in optimizer.param_groups for weight in group["params"]}
+    dtypes = {value.dtype for value in values if value.dim()}
+    return "bf16" if torch.bfloat16 in dtypes and weights == {torch.float32} else ""
 
 
 def _class_of(kind: str) -> type[Optimizer]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from castwise.apply.techniques.batch_layout import prepare_inputs
 from castwise.apply.techniques.compile import check_compiler
-from castwise.apply.techniques.optimizer_state import keep_state_in, keeps_narrow_state
+from castwise.apply.techniques.optimizer_state import keep_state_in, state_written
 from castwise.errors import TechniqueError
 from castwise.registry.techniques import PLAIN, rows_of, step_config_of
 from castwise.spec.recipe import Recipe
@@ -78,8 +78,10 @@ class ScriptTechniques:
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
-        if self.config.optimizer_state and not keeps_narrow_state(optimizer):
-            self._refuse("optimizer_state", f"the script steps {type(optimizer).__name__}, which is no Adam of torch's")
+        if self.config.optimizer_state and type(optimizer).__module__ != keep_state_in.__module__:
+            written = state_written(optimizer)
+            why = f"keeps its state in {written} already" if written else "is no Adam of torch's"
+            self._refuse("optimizer_state", f"the script steps {type(optimizer).__name__}, which {why}")
         for name, _ in self.config.optimizer_arguments:
             if self._has_arguments or not optimizer.defaults.get(name):
                 kind = type(optimizer).__name__

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from castwise.apply.pytree import tree_map_tensors, tree_tensors
+from castwise.apply.techniques.optimizer_state import state_written
 from castwise.errors import TechniqueError
 from castwise.records.schema import LostUpdates
 from castwise.registry.precisions import AS_WRITTEN, TRUE_PRECISIONS, Precision
@@ -45,6 +47,8 @@ class ScriptWeights:
         self._rate: float | None = None
         self.lost: LostUpdates | None = None  # of the last step that was looked at
         self._note_types()
+        self._lines: Any = WeakKeyDictionary()  # where each optimizer was made
+        self._follow_optimizers()
         if not self._is_kept:
             self._follow_weights()
 
@@ -190,6 +194,9 @@ class ScriptWeights:
         for module in (module for model in models for module in model.modules()):
             if _is_of_others(module):
                 found.setdefault(f"layers {_kind(module)}", [])
+        for optimizer in self._optimizers:
+            if state := state_written(optimizer):
+                found[f"state {state}"] = list(filter(None, [self._lines.get(optimizer)]))
         return found
 
     def trained_dtypes(self) -> set[str]:
@@ -248,13 +255,17 @@ class ScriptWeights:
             replaces(nn.Module, name)(convert_noted)
         register_module_parameter_registration_hook(lambda *registered: note(registered[-1]))
 
-    def _follow_weights(self) -> None:
-        """Widen what an optimizer gets, and what DistributedDataParallel makes its buckets of."""
+    def _follow_optimizers(self) -> None:
+        """Note where an optimizer gets its weights, and widen them if the row does so."""
 
         @replaces(Optimizer, "add_param_group")
         def add_widened(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
+            self._lines.setdefault(optimizer, calling_line())
             add(optimizer, group)
             self.widen(optimizer.param_groups[-1]["params"])
+
+    def _follow_weights(self) -> None:
+        """Widen what DistributedDataParallel makes its buckets of."""
 
         @replaces(nn.parallel.DistributedDataParallel, "__init__")
         def wrap_widened(wrap: Any, wrapper: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
