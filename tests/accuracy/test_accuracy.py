@@ -173,6 +173,12 @@ def test_optimizer_states_are_judged_beside_fp32_with_plain_state(command: Comma
     assert not alone.engine.measured, "the baseline has the plain state, whether it is named or not"
 
 
+def test_sums_in_float16_are_judged_beside_fp32_without_them(command: CommandLine) -> None:
+    done = asked(command, "--precision", "fp32,fp16-mixed", "--techniques", "fp16-accumulation", "--format", "json")
+    assert kinds(done) == {"fp32": "baseline", "fp16-mixed": "as good"}
+    assert [row["techniques"] for row in json.loads(done.out)["precisions"]] == ["none", "fp16-accumulation"]
+
+
 def test_perplexity_is_judged_in_per_cent(command: CommandLine) -> None:
     engine = FakeEngine(learns=learning(0.002, bf16_mixed=-0.1))
     arguments = ("accuracy", "lstm-lm", "--precision", "fp32,tf32,bf16-mixed", "--format", "json")

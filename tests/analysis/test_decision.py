@@ -321,6 +321,14 @@ def test_what_alone_was_measured_without_float32_weights_is_said_with_its_speed(
     assert "(1.20×) was faster but keeps the optimizer's state in fewer bits: check the accuracy first." in narrow
 
 
+def test_sums_in_float16_are_not_taken_without_a_verdict() -> None:
+    fast = at("fp16-mixed", 1.5, techniques=("fp16-accumulation",))
+    advice = once(FP32, at("fp16-mixed", 1.2), fast)
+    assert (advice.precision, advice.techniques) in {("fp16-mixed", ()), (None, ())}
+    sentence = once(FP32, fast).sentence
+    assert "(1.50×) was faster but keeps sums of products in fewer bits: check the accuracy first." in sentence
+
+
 def test_an_answer_prints_as_its_sentence() -> None:
     advice = advise(FP32, at("bf16-mixed", 2))
     assert (str(advice), repr(advice)) == (advice.sentence, f"Advice({advice.sentence!r})")

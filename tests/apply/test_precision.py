@@ -20,6 +20,7 @@ from castwise.apply.precision import (
     rounded_buffers,
 )
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.techniques import step_config_of
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
 BACKENDS: Any = torch.backends
@@ -52,6 +53,13 @@ def switches() -> Iterator[None]:
 
 
 # The global switches
+
+
+def test_sums_in_float16_are_switched_on_and_off_again() -> None:
+    assert not BACKENDS.cuda.matmul.allow_fp16_accumulation
+    with numeric_state(find_precision("fp16-mixed"), step_config_of(["fp16-accumulation"])):
+        assert BACKENDS.cuda.matmul.allow_fp16_accumulation
+    assert not BACKENDS.cuda.matmul.allow_fp16_accumulation
 
 
 @every_row_with_products

@@ -147,6 +147,7 @@ def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str)
         (spec_of("channels-last", workload="lstm-lm"), "is for images; lstm-lm has tokens"),
         (spec_of("cudnn-search", device="cpu"), "needs a CUDA device; this is cpu"),
         (spec_of("cuda-graph", device="cpu"), "needs a CUDA device"),
+        (spec_of("fp16-accumulation", precision="bf16-mixed"), "is for products in float16, and bf16-mixed has none"),
         (spec_of("foreach-optimizer"), "needs a CPU; this is cuda:0"),
         (spec_of("fused-optimizer", workload="mnist-cnn"), "torch has no such Adadelta"),
         (spec_of("no-step-sync"), "finds nothing to leave out"),

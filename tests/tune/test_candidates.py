@@ -6,8 +6,9 @@ import pytest
 from fake_engine import fake_environment, fake_spec
 
 from castwise.analysis.statistics import Estimate
+from castwise.registry.techniques import narrowing
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import Change, SearchSpace, TriedChange, may_enable
+from castwise.tune.candidates import Change, SearchSpace, TriedChange, allowed_techniques, may_enable
 from castwise.tune.measurements import Outcome
 
 
@@ -164,6 +165,13 @@ def test_batch_norm_kernels_are_tried_together_with_compilation() -> None:
     assert later.on(alone.on(loop)) == both.on(loop)
     assert not space.candidates(both.on(loop), [])
     assert not space_of(("fp32",), ("batch-norm-kernel",)).candidates(loop, [])
+
+
+def test_sums_and_states_in_fewer_bits_are_tried_with_permission_alone() -> None:
+    start = fake_spec("fp16-mixed", workload="gpt2")
+    narrow = {kind: narrowing(allowed_techniques(kind, start)) for kind in ("draws", "sums", "state")}
+    assert (narrow["draws"], narrow["sums"]) == ((), ("fp16-accumulation",))
+    assert set(narrow["state"]) > {"fp16-accumulation", "adam-state-8-bit"}
 
 
 def test_fp8_is_tried_on_a_compiled_loop_alone() -> None:

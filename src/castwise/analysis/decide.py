@@ -80,10 +80,11 @@ _DOUBTS: dict[str, str] = {
 # Why one that was faster is not taken; why not FP8 is in the sentence.
 _WHY_NOT = (
     ", but keeps no fp32 weights",
-    ", but keeps Adam's state in fewer bits",
+    ", but has numbers in fewer bits",
     ": within 3 %, so the simpler one",
     ", but not proven",
 )
+_WHAT_IS_NARROW = {"state": "the optimizer's state in fewer bits", "sums": "sums of products in fewer bits"}
 _FAILURES = {"diverged": "diverged", "oom": "ran out of memory"}
 _REFERENCES = (AS_WRITTEN, DEFAULT, BASELINE)  # the first that was measured is what a gain is over
 _SAVES = 0.95  # of the memory: what holds less is said to save some. Source: chosen here
@@ -870,9 +871,10 @@ def _narrows_state(row: Row) -> bool:
 
 def _what_is_narrow(rows: Sequence[Row]) -> str:
     """Return what some rows keep, none of which keeps float32 as a float32 loop does."""
-    if all(map(_narrows_state, rows)):
-        return "the optimizer's state in fewer bits"
-    return "fewer bits of weights or optimizer state" if any(map(_narrows_state, rows)) else "no float32 weights"
+    techniques = rows_of(name for row in rows for name in row.techniques)
+    found = {_WHAT_IS_NARROW[each.numerics] for each in techniques if each.numerics in _WHAT_IS_NARROW}
+    found |= {"no float32 weights"} if not all(map(_narrows_state, rows)) else set()
+    return found.pop() if len(found) == 1 else "fewer bits of weights, sums or optimizer state"
 
 
 def _speed(row: Row) -> float:

@@ -48,6 +48,7 @@ def read_products(device_type: str) -> tuple[str, ...]:
 def numeric_state(row: Precision, loop: StepConfig = PLAIN) -> Iterator[None]:
     """Set the global switches as precision and techniques want them; restore them whatever happens inside."""
     before, benchmark = read_fp32_precision(), torch.backends.cudnn.benchmark
+    accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
     attention = [name for name in ATTENTION_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
     written: list[str] = []
     try:
@@ -56,6 +57,7 @@ def numeric_state(row: Precision, loop: StepConfig = PLAIN) -> Iterator[None]:
     finally:
         restore_fp32_precision(before, written)
         torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cuda.matmul.allow_fp16_accumulation = accumulation
         if loop.attention:
             _set_attention(attention)
 
@@ -64,6 +66,8 @@ def set_switches(row: Precision, loop: StepConfig) -> list[str]:
     """Set the global switches as precision and techniques want them; return those for float32 that this wrote."""
     if loop.cudnn_search:
         torch.backends.cudnn.benchmark = True
+    if loop.fp16_accumulation:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = True
     if loop.attention:
         _set_attention([loop.attention])
     return [] if row.float32_matmul is None else set_fp32_precision(row.float32_matmul)

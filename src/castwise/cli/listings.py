@@ -44,6 +44,7 @@ NUMERICS = {
     "bits": "the same",
     "rounding": "rounding",
     "draws": "other random draws",
+    "sums": "sums in fewer bits",
     "state": "optimizer state in fewer bits",
     "shape": "another model",
 }

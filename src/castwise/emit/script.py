@@ -159,6 +159,8 @@ class _Writer:
         recipe = self.spec.recipe
         if self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark):
             lines.append("torch.backends.cudnn.benchmark = True")
+        if self.config.fp16_accumulation:
+            lines.append("torch.backends.cuda.matmul.allow_fp16_accumulation = True")
         for name in ATTENTION_KERNELS if self.config.attention else ():
             if name != self.config.attention:
                 lines.append(f"torch.backends.cuda.enable_{name}_sdp(False)")

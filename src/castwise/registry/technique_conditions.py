@@ -121,6 +121,11 @@ def needs_16_bits(spec: TrialSpec) -> str | None:
     return None if is_16_bit else f"computes attention in 16 bits, and {spec.precision} does not"
 
 
+def needs_float16(spec: TrialSpec) -> str | None:
+    has_float16 = precision_row(spec.precision).has_float16
+    return None if has_float16 else f"is for products in float16, and {spec.precision} has none"
+
+
 def needs_transformers(spec: TrialSpec) -> str | None:
     return "finds nothing to do: no model of transformers" if spec.user_model is None else None
 

@@ -72,6 +72,8 @@ class StepConfig:
     pinned_transfer: bool = _setting(False, "script")
     channels_last: bool = _setting(False, "apply", "script", "emit")
     cudnn_search: bool = _setting(False, "apply", "script", "emit")  # torch.backends.cudnn.benchmark
+    # torch.backends.cuda.matmul.allow_fp16_accumulation
+    fp16_accumulation: bool = _setting(False, "apply", "script", "emit")
     # The only kernels that attention may run in, of ATTENTION_KERNELS; all may without one.
     attention: str = _setting("", "apply", "emit")
     optimizer_arguments: tuple[tuple[str, bool], ...] = _setting((), "apply", "script", "emit")  # `fused` or `foreach`
@@ -138,8 +140,8 @@ class Technique:
     summary: str
     cost: str
     # What it does to the numbers. `bits`: nothing. `rounding`: the same formulas, rounded at other places or summed in
-    # another order. `draws`: other random numbers of the same distribution. `state`: an optimizer's state in fewer
-    # bits. `shape`: further weights.
+    # another order. `draws`: other random numbers of the same distribution. `sums`: products added up in fewer bits.
+    # `state`: an optimizer's state in fewer bits. `shape`: further weights.
     numerics: Numerics
     # Fields of `StepConfig`; those in `_ADDED_UP` add up.
     settings: Mapping[str, Any] = field(hash=False)
@@ -246,7 +248,10 @@ _STATES: dict[str, tuple[str, str]] = {
     "fp8": ("2", ""),
     "4-bit": ("1", 'optim="adamw_torch_4bit"'),
 }
-NARROW: tuple[Numerics, ...] = ("state",)  # kinds of techniques that need an accuracy verdict, as a precision does
+NARROW: tuple[Numerics, ...] = (
+    "sums",
+    "state",
+)  # kinds of techniques that need an accuracy verdict, as a precision does
 STATE = "adam-state-"  # begins the names of techniques that differ in what Adam's state is kept in
 
 
@@ -400,6 +405,17 @@ TECHNIQUES: list[Technique] = [
         settings={"cudnn_search": True},
         sets=(TUNED, COMPILED),
         times_kernels=True,
+    ),
+    Technique(
+        name="fp16-accumulation",
+        summary="cuBLAS may add up products of float16 matrices in float16 in place of float32",
+        needs="matrix products in float16",
+        cost="accuracy, which is to be checked: a sum keeps 11 bits, and overflows above 65,504",
+        code=Code(model="torch.backends.cuda.matmul.allow_fp16_accumulation = True"),
+        numerics="sums",
+        devices=("cuda",),
+        settings={"fp16_accumulation": True},
+        why_not=conditions.needs_float16,
     ),
     *(_attention(name, *fields) for name, fields in _ATTENTION.items()),
     Technique(

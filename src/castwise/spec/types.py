@@ -4,7 +4,7 @@ from typing import Literal
 
 TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp", "fsdp"]
-Numerics = Literal["bits", "rounding", "draws", "state", "shape"]  # what a technique changes at the most
+Numerics = Literal["bits", "rounding", "draws", "sums", "state", "shape"]  # what a technique changes at the most
 Unit = Literal["images", "tokens", "samples"]
 Family = Literal[
     "mlp",

@@ -44,7 +44,7 @@ class TuneOptions(StepOptions, ScriptOptions):
         Numerics,
         Option(
             "What a technique may change at most: bits (nothing), rounding, draws (other random numbers of the "
-            "same distribution), state (Adam's, in fewer bits), shape (the model).",
+            "same distribution), sums (of products, in float16), state (Adam's, in fewer bits), shape (the model).",
             keyword="allow",
         ),
     ] = "draws"

@@ -52,6 +52,10 @@ class ScriptTechniques:
                 self._refuse("channels_last", "the script's model has no convolution in another layout")
             model.to(memory_format=torch.channels_last)
             prepare_inputs(model, config)
+        if config.fp16_accumulation:
+            if torch.backends.cuda.matmul.allow_fp16_accumulation:
+                self._refuse("fp16_accumulation", "the script has it")
+            torch.backends.cuda.matmul.allow_fp16_accumulation = True
         if config.cudnn_search:
             if torch.backends.cudnn.benchmark or not weights:
                 self._refuse("cudnn_search", "the script has it, or no convolution")
