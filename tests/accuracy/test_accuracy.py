@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import FakeEngine, Fault, fake_epoch, fake_run, fake_training
+from fake_engine import FakeEngine, Fault, fake_environment, fake_epoch, fake_run, fake_training
 from fake_records import steady
 
 import castwise
@@ -47,6 +47,9 @@ def learning(spread: float = 0.0005, **shifts: float) -> Callable[[TrialSpec], f
 def asked(command: CommandLine, *arguments: str, engine: FakeEngine | None = None) -> Outcome:
     engine = engine or FakeEngine(learns=learning())
     return command("accuracy", "mnist-cnn", *arguments, "--results", command.results, engine=engine)
+
+
+_STATES = ("--suite", "fast-wikitext2", "--precision", "fp32,bf16-sr", "--optimizer-state", "fp32,8-bit")
 
 
 def kinds(done: Outcome) -> dict[str, str]:
@@ -144,15 +147,13 @@ def test_scores_that_never_differ_prove_nothing(command: CommandLine) -> None:
         assert (words in done.out) is (epochs == "1")
 
 
-_STATES = ("--suite", "fast-wikitext2", "--precision", "fp32,bf16-sr", "--optimizer-state", "fp32,8-bit")
-
-
 def test_optimizer_states_are_judged_beside_fp32_with_plain_state(command: CommandLine) -> None:
     def learns(spec: TrialSpec) -> float:
         is_worse = spec.precision == "bf16-sr" and spec.techniques
         return learning(0.0005)(spec) - 0.02 * bool(is_worse)
 
-    engine, kept = FakeEngine(learns=learns), ("--results", command.results)
+    engine = FakeEngine(fake_environment(torchao="0.18.0"), learns=learns)
+    kept = ("--results", command.results)
     done = command("accuracy", "lstm-lm", *_STATES, *kept, "--format", "json", engine=engine)
     found = {(row["precision"], row["techniques"]): row["verdict"] for row in json.loads(done.out)["precisions"]}
     assert found == {
@@ -168,9 +169,11 @@ def test_optimizer_states_are_judged_beside_fp32_with_plain_state(command: Comma
     page = command.results.parent / "page.html"
     assert command("report", command.results, "-o", page).code == 0
     assert "fp32 with adam-state-8-bit as good" in page.read_text()
-    alone = command("accuracy", "lstm-lm", *_STATES[:3], "fp32", *_STATES[4:5], "8-bit", *kept, "--format", "json")
+    alone = command(
+        "accuracy", "lstm-lm", *_STATES[:3], "fp32", *_STATES[4:5], "8-bit", *kept, "--format", "json", engine=engine
+    )
     assert [row["verdict"] for row in json.loads(alone.out)["precisions"]] == ["baseline", "as good"]
-    assert not alone.engine.measured, "the baseline has the plain state, whether it is named or not"
+    assert len(engine.measured) == 20, "the baseline has the plain state, whether it is named or not"
 
 
 def test_sums_in_float16_are_judged_beside_fp32_without_them(command: CommandLine) -> None:
@@ -283,6 +286,7 @@ def test_a_budget_that_not_even_one_precision_fits_into_is_refused_during_its_fi
         (("mnist-cnn", "--device", "gpu"), "No device 'gpu'"),
         (("mnist-cnn", "--precision", "fp32", "--optimizer-state", "fp32"), "Name at least two precisions"),
         (("mnist-cnn", "--precision", "fp32", "--optimizer-state", "3-bit"), "No optimizer state named '3-bit'"),
+        (("lstm-lm", *_STATES), "adam-state-8-bit needs torchao 0.18: pip install 'castwise[fp8]'."),
         (("mnist-cnn", "--optimizer-state", "8-bit"), "adam-state-8-bit fits Adam, AdamW; torch has no such Adadelta"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import sys
+import types
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -166,9 +168,10 @@ def test_what_has_no_such_state_is_refused() -> None:
 
 
 def test_without_torchao_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
-    with pytest.raises(TechniqueError, match=r"adam-state-4-bit needs torchao: pip install 'castwise\[fp8\]'"):
-        keep_state_in(Adam(net().parameters()), "4-bit")
+    for of_other_version in (None, types.SimpleNamespace(adam=types.SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "torchao.optim", of_other_version)
+        with pytest.raises(TechniqueError, match=r"adam-state-4-bit needs torchao 0.18: pip install 'castwise\[fp8\]'"):
+            keep_state_in(Adam(net().parameters()), "4-bit")
 
 
 def test_states_are_crossed_with_loops() -> None:

@@ -318,3 +318,11 @@ def test_failed_lead_in_keeps_readings() -> None:
 def test_unsupported_reason_of_fp8(changes: dict[str, object], torchao: str | None, lack: str | None) -> None:
     spec = fake_spec("fp8-rowwise", workload="gpt2", **changes)
     assert unsupported_reason(spec, fake_environment(torchao=torchao)) == lack
+
+
+@pytest.mark.parametrize("torchao", [None, "0.17.0", "0.18.0"])
+def test_adams_state_in_fewer_bits_needs_torchao_of_one_version(torchao: str | None) -> None:
+    spec = fake_spec("fp32", workload="gpt2", techniques=("adam-state-8-bit",))
+    there = f"; this is torchao {torchao}" if torchao else ""
+    lack = None if torchao == "0.18.0" else f"adam-state-8-bit needs torchao 0.18{there}: pip install 'castwise[fp8]'"
+    assert unsupported_reason(spec, fake_environment(torchao=torchao)) == lack

@@ -21,14 +21,13 @@ from castwise.orchestrator.machine import (
     provide,
 )
 from castwise.orchestrator.processes import import_once
-from castwise.orchestrator.runner import CachedMeasure, Listener
+from castwise.orchestrator.runner import CachedMeasure, Listener, unsupported_reason
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import ResumePolicy, Store
 from castwise.registry.datasets import find_data_set
 from castwise.registry.precisions import BASELINE, find_precision, is_same_as_fp32, why_unsupported
 from castwise.registry.suites import RunGrid, Suite, find_recipe
 from castwise.registry.technique_fit import resolve
-from castwise.registry.technique_fit import why_unsupported as why_technique_unsupported
 from castwise.registry.techniques import (
     NONE,
     SETS,
@@ -172,7 +171,7 @@ def prepare_accuracy(
     loops = _loops(options, _precisions(options, machine.environment))
     specs = tuple(_spec(options, trained, *each, machine.device) for each in loops)
     for spec in specs:
-        reason = why_technique_unsupported(spec, machine.environment.hardware.capability)
+        reason = unsupported_reason(spec, machine.environment)
         if reason is not None:
             raise UsageError(f"{spec.label}: {reason}.")
     if recipe is not None:

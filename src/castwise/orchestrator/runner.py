@@ -38,8 +38,9 @@ from castwise.records.schema import (
     Trial,
 )
 from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
-from castwise.registry.precisions import AS_WRITTEN, precision_row, why_without_torchao
+from castwise.registry.precisions import AS_WRITTEN, lack_of_torchao, precision_row, why_without_torchao
 from castwise.registry.technique_fit import why_unsupported
+from castwise.registry.techniques import STATE, step_config_of
 from castwise.registry.workloads import unit_of
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
@@ -791,6 +792,8 @@ def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     """Return why a machine cannot run a spec (for techniques, packages, the number of GPUs), or None."""
     reason = why_unsupported(spec, environment.capability)
     reason = reason or why_without_torchao(precision_row(spec.precision), environment.torchao)
+    if (state := step_config_of(spec.techniques).optimizer_state) and reason is None:
+        reason = lack_of_torchao(f"{STATE}{state}", environment.torchao)
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason
     first = int(spec.device.partition(":")[2] or 0)

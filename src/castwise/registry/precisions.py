@@ -427,16 +427,21 @@ def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
     return None if row.is_trained else f"{row.name}: castwise does not train in it yet"
 
 
-# Newer ones may have other recipes, and patch other parts of torch.
-_TORCHAO = "0.18"
+# Newer ones may have other recipes and optimizers, and patch other parts of torch.
+TORCHAO = "0.18"
 
 
 def why_without_torchao(row: Precision, installed: str | None) -> str | None:
     """Return why a precision cannot be had with this version of torchao, None being none; None if it can."""
-    if not row.float8_recipe or (installed or "").startswith(f"{_TORCHAO}."):
+    return lack_of_torchao(row.name, installed) if row.float8_recipe else None
+
+
+def lack_of_torchao(name: str, installed: str | None) -> str | None:
+    """Return why what needs torchao cannot be had with this version of it, None being none; None if it can."""
+    if (installed or "").startswith(f"{TORCHAO}."):
         return None
     there = f"; this is torchao {installed}" if installed else ""
-    return f"{row.name} needs torchao {_TORCHAO}{there}: pip install 'castwise[fp8]'"
+    return f"{name} needs torchao {TORCHAO}{there}: pip install 'castwise[fp8]'"
 
 
 def is_same_as_fp32(row: Precision, hardware: Hardware) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from castwise.errors import TechniqueError
+from castwise.registry.precisions import TORCHAO
 from castwise.registry.techniques import STATE
 
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
@@ -75,10 +76,11 @@ def state_written(optimizer: Optimizer) -> str:
 
 def _class_of(kind: str) -> type[Optimizer]:
     try:
-        from torchao.optim import adam  # takes a second, and may be missing
-    except ImportError:
-        raise TechniqueError(f"{STATE}{kind} needs torchao: pip install 'castwise[fp8]'") from None
-    base: Any = getattr(adam, _KINDS[kind])
+        from torchao.optim import adam  # takes a second, may be missing, and may be another version
+
+        base: Any = getattr(adam, _KINDS[kind])
+    except (ImportError, AttributeError):
+        raise TechniqueError(f"{STATE}{kind} needs torchao {TORCHAO}: pip install 'castwise[fp8]'") from None
 
     class AdamWithState(base):  # type: ignore[misc]
         def step(self, closure: Callable[[], float] | None = None) -> float | None:
