@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stored import RECORDS, markdown
+from stored import RECORDS, load, markdown, where_of
 
 from castwise.accuracy.options import SEEDS
-from castwise.accuracy.result import Metric
+from castwise.accuracy.render import flat_row
+from castwise.accuracy.result import Metric, runs_of
 from castwise.analysis.equivalence import AccuracyVerdict, verdict_after
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite
@@ -79,6 +80,18 @@ def real(name: str) -> str:
     if metric.name != "accuracy":
         heading = heading.replace("accuracy, %", metric.name).replace("points", "%")
     return "\n".join(markdown(heading + " | step" * has_pace, "lrrrlr" + "r" * has_pace, cells)) + "\n"
+
+
+def of_states(_: str) -> str:
+    """Return what `castwise accuracy benchmarks/adam_mnist.py:build` found of Adam's state on a CPU."""
+    cells = []
+    trials = load(RECORDS / "accuracy_state")
+    for runs in runs_of(trials, None, None):
+        row = flat_row(runs)
+        score = f"{100 * row['score']:.2f} ± {100 * row['score_spread']:.2f}"
+        cells.append([row["name"], row["seeds"], score, row["difference_text"] or "–", row["verdict"]])
+    heading = "choice | runs | accuracy, % | difference, % | verdict"
+    return "\n".join([where_of(trials[0]), "", *markdown(heading, "lrrrl", cells)]) + "\n"
 
 
 def sources(name: str) -> str:

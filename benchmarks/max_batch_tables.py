@@ -1,4 +1,8 @@
-"""The tables of largest batches, from the trials of `castwise max-batch` under benchmarks/records/fit/."""
+"""The tables of memory: largest batches, from the trials of `castwise max-batch`, and bytes a parameter, from rows.
+
+Those of workloads lie under benchmarks/records/fit/. Those of docs/little-memory.md, with the runs of `castwise
+accuracy` that judge them, are put into benchmarks/records/little_memory/.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -6,7 +10,10 @@ from pathlib import Path
 
 from stored import by_place, load, markdown, where_of
 
-from castwise.analysis.steady_metrics import throughput
+from castwise.accuracy.advice import with_accuracy
+from castwise.analysis.decide import Advice
+from castwise.analysis.result_table import Row
+from castwise.analysis.steady_metrics import peak_allocated_bytes, throughput
 from castwise.max_batch.render import (
     baseline_of,
     breakdowns_of,
@@ -15,9 +22,10 @@ from castwise.max_batch.render import (
     part_titles,
     ratio_of,
 )
-from castwise.max_batch.result import MaxBatch, max_batches_of
-from castwise.registry.precisions import DEFAULT, PRECISIONS, why_unsupported
+from castwise.max_batch.result import MaxBatch, has_trained, max_batches_of
+from castwise.registry.precisions import DEFAULT, PRECISIONS, find_precision, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
+from castwise.registry.techniques import STATES, step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
@@ -26,6 +34,19 @@ from castwise.show.units import format_bytes, format_percent, format_rate, forma
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
 _LOWER = "fp16-master"  # what both sources trained in, and float32
+
+# What docs/little-memory.md compares, by what it saves: a precision, and what Adam's state is kept in.
+_CHOICES = (
+    ("bf16-master", ""),
+    ("fp32", ""),
+    ("bf16-mixed", ""),
+    ("bf16-sr", ""),
+    ("bf16-mixed", "8-bit"),
+    ("bf16-mixed", "4-bit"),
+    ("bf16-true", ""),
+    ("bf16-sr", "8-bit"),
+    ("bf16-sr", "4-bit"),
+)
 
 _TIMED = ("throughput_per_second", "knee_batch", "knee_throughput")
 _NEAR = 0.03  # the project's goal for predictions
@@ -44,6 +65,53 @@ def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
         if groups:
             found[path.name] = list(groups.values())
     return found
+
+
+def bytes_a_parameter(precision: str, state: str) -> tuple[int, int, int, int]:
+    """Return the bytes a parameter of weights, gradients and Adam's state, and of copies that last for an update."""
+    row = find_precision(precision)
+    own = 4 if row.param_dtype == "float32" else 2
+    master = 4 * row.master_weights  # of the weight, and of its gradient
+    numbers = int(STATES[state][0]) if state else 2 * (4 if row.steps_copies else own)
+    return own + master, own + master, numbers, 8 * row.stochastic_rounding
+
+
+def parameter_bytes(_: str) -> str:
+    """Return the bytes a parameter of each choice, by what castwise's loop keeps."""
+    cells = []
+    for precision, state in _CHOICES:
+        *kept, copies = bytes_a_parameter(precision, state)
+        added = f"+ {copies}" if copies else "–"
+        cells.append([f"`{precision}`", state or "plain", *kept, f"**{sum(kept)}**", added])
+    heading = "precision | Adam's state | weights | gradients | state | together | during the update"
+    return "\n".join(markdown(heading, "llrrrrr", cells)) + "\n"
+
+
+def little_memory(folder: Path) -> str:
+    """Return peak memory, largest batch, speed there and verdict of each choice on record, by workload."""
+    trials, cells, places = load(folder), list[list[object]](), dict[str, None]()
+    fits: dict[str, list[MaxBatch]] = {}
+    for fit in max_batches_of(trials):
+        fits.setdefault(fit.spec.workload, []).append(fit)
+    for workload, own in fits.items():
+        sizes = [{trial.spec.batch_size for trial in fit.trials if has_trained(trial)} for fit in own]
+        shared = max(set.intersection(*sizes), default=None)
+        for fit in own:
+            at = next((trial for trial in fit.trials if has_trained(trial) and trial.spec.batch_size == shared), None)
+            peak = "–" if at is None else f"{format_bytes(peak_allocated_bytes(at))} at {shared:,}"
+            speed = None if fit.largest is None else throughput(fit.largest)
+            rate = "–" if speed is None else f"{format_rate(speed)} {find_workload(workload).unit}/s"
+            row = Row(fit.trials[0], (fit.trials[0],))
+            verdict = with_accuracy(Advice((row,), "take", row=row), trials).accuracy.partition(":")[0]
+            state = step_config_of(fit.spec.techniques).optimizer_state
+            num_bytes = sum(bytes_a_parameter(fit.spec.precision, state)[:3])
+            largest = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
+            cells.append([workload, loop_name(fit.spec), num_bytes, peak, largest, rate, verdict or "–"])
+        places |= dict.fromkeys([where_of(own[0].trials[0])])
+    if not cells:
+        return "None is on record yet.\n"
+    heading = "model | choice | bytes a parameter | peak memory | largest batch | throughput there | accuracy"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrl", cells)]) + "\n"
 
 
 def in_a_sentence(name: str, measured: Measured) -> str:

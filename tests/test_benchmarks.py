@@ -20,16 +20,22 @@ import coverage
 import emitted
 import hand_loops
 import hero
+import max_batch_tables
 import power_limit
 import pytest
 import real_packages
 import search_tables
 import tables
 import torch
+from fake_engine import FAKE_GPU, FakeEngine, fake_environment, machine_with
 from own_script import picture
 from stored import RECORDS
 
 from castwise.analysis.decide import decide
+from castwise.apply.applied import apply
+from castwise.apply.precision import numeric_state
+from castwise.max_batch.options import MaxBatchOptions
+from castwise.max_batch.search import prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
 from castwise.registry import technique_fit
 from castwise.registry.gpus import find_gpu_model
@@ -52,6 +58,51 @@ def test_the_pictures_are_up_to_date() -> None:
     for name, text in hero.pictures():
         assert (hero.IMAGES / name).read_text() == text
     assert picture.TARGET.read_text() == picture.draw()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master", "bf16-sr", "bf16-true"])
+def test_bytes_a_parameter_are_what_a_loop_holds(precision: str) -> None:
+    """Of Adam's state in fewer bits tests/trial/test_memory_breakdown.py measures the same."""
+    model = torch.nn.Linear(64, 64, bias=False)
+    during = list[int]()
+
+    def held(*tensors: torch.Tensor) -> int:
+        return sum(each.untyped_storage().nbytes() for each in tensors)
+
+    with numeric_state(find_precision(precision)):
+        applied = apply(model, torch.optim.Adam(model.parameters()), precision=precision)
+        parameters = [*model.parameters()]
+        masters, gradients = (list(vars(applied._weights).get(name, ())) for name in ("_masters", "_gradients"))
+        copies = masters + gradients
+        applied.optimizer.register_step_post_hook(lambda *_: during.append(held(*copies)))
+        with applied.autocast():
+            loss = applied.model(torch.randn(8, 64)).sum()
+        applied.backward(loss)
+        gradients += [each.grad for each in parameters]
+        applied.step()
+    states = [value for state in applied.optimizer.state.values() for value in state.values() if value.dim()]
+    found = [held(*parameters, *masters), held(*gradients), held(*states), during[0] - held(*copies)]
+    assert [count / model.weight.numel() for count in found] == [*max_batch_tables.bytes_a_parameter(precision, "")]
+
+
+def test_records_of_memory_fill_the_table_of_choices(tmp_path: Path) -> None:
+    assert max_batch_tables.little_memory(tmp_path) == "None is on record yet.\n"
+    asked = MaxBatchOptions(
+        "gpt2", precisions=("fp32", "bf16-sr"), optimizer_states=("fp32", "8-bit"), results=tmp_path
+    )
+    made = FakeEngine(fake_environment(torchao="0.18.0"))
+    prepare_max_batch(asked, find_machine=machine_with(made)).run()
+    lines = max_batch_tables.little_memory(tmp_path).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| gpt2")]
+    assert {row[1]: row[2] for row in cells} == {
+        "fp32": "16",
+        "fp32, adam-state-8-bit": "10",
+        "bf16-sr": "12",
+        "bf16-sr, adam-state-8-bit": "6",
+    }
+    assert all(re.fullmatch(r"[\d.]+ [MG]iB at [\d,]+", row[3]) and row[4] != "none" for row in cells)
+    assert {row[1]: row[6] for row in cells}["bf16-sr"] == "untested"
+    assert FAKE_GPU in lines[0]
 
 
 def test_pictures_show_their_figures_and_suit_a_dark_page() -> None:

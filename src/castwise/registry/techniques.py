@@ -242,7 +242,7 @@ def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> T
 
 
 # By what Adam's state is kept in: bytes of a parameter's two numbers, and transformers' name of such an optimizer.
-_STATES: dict[str, tuple[str, str]] = {
+STATES: dict[str, tuple[str, str]] = {
     "bf16": ("4", ""),
     "8-bit": ("2", 'optim="adamw_torch_8bit"'),
     "fp8": ("2", ""),
@@ -261,18 +261,18 @@ def loops_with_states(loops: Sequence[str], states: Sequence[str]) -> tuple[str,
     Raises:
         UsageError: There is no such state.
     """
-    written = {"fp32": "", **{kind.replace("-", ""): f"{STATE}{kind}" for kind in _STATES}}
+    written = {"fp32": "", **{kind.replace("-", ""): f"{STATE}{kind}" for kind in STATES}}
     found = []
     for loop, state in itertools.product(loops, states):
         added = written.get(state.strip().lower().replace("-", "").replace("float32", "fp32"))
         if added is None:
-            raise unknown_name("optimizer state", state, ("fp32", *_STATES))
+            raise unknown_name("optimizer state", state, ("fp32", *STATES))
         found.append(_JOIN.join(name for name in (loop if loop != NONE or not added else "", added) if name))
     return tuple(found)
 
 
 def _adam_state(kind: str, num_bytes: str, of_transformers: str) -> Technique:
-    others = [f"{STATE}{other}" for other in _STATES if other != kind]
+    others = [f"{STATE}{other}" for other in STATES if other != kind]
     name = {"bf16": "", "fp8": "Fp8"}.get(kind, kind.replace("-", ""))
     return Technique(
         name=f"{STATE}{kind}",
@@ -441,7 +441,7 @@ TECHNIQUES: list[Technique] = [
         why_not=conditions.steps_shards,
         sets=(TUNED, COMPILED),
     ),
-    *(_adam_state(kind, *fields) for kind, fields in _STATES.items()),
+    *(_adam_state(kind, *fields) for kind, fields in STATES.items()),
     Technique(
         name="no-step-sync",
         summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",
