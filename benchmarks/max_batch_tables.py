@@ -67,24 +67,23 @@ def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
     return found
 
 
-def bytes_a_parameter(precision: str, state: str) -> tuple[int, int, int, int]:
-    """Return the bytes a parameter of weights, gradients and Adam's state, and of copies that last for an update."""
+def bytes_a_parameter(precision: str, state: str) -> tuple[int, int, int]:
+    """Return the bytes a parameter of weights, gradients and Adam's state."""
     row = find_precision(precision)
     own = 4 if row.param_dtype == "float32" else 2
     master = 4 * row.master_weights  # of the weight, and of its gradient
     numbers = int(STATES[state][0]) if state else 2 * (4 if row.steps_copies else own)
-    return own + master, own + master, numbers, 8 * row.stochastic_rounding
+    return own + master, own + master, numbers
 
 
 def parameter_bytes(_: str) -> str:
     """Return the bytes a parameter of each choice, by what castwise's loop keeps."""
     cells = []
     for precision, state in _CHOICES:
-        *kept, copies = bytes_a_parameter(precision, state)
-        added = f"+ {copies}" if copies else "–"
-        cells.append([f"`{precision}`", state or "plain", *kept, f"**{sum(kept)}**", added])
-    heading = "precision | Adam's state | weights | gradients | state | together | during the update"
-    return "\n".join(markdown(heading, "llrrrrr", cells)) + "\n"
+        kept = bytes_a_parameter(precision, state)
+        cells.append([f"`{precision}`", state or "plain", *kept, f"**{sum(kept)}**"])
+    heading = "precision | Adam's state | weights | gradients | state | together"
+    return "\n".join(markdown(heading, "llrrrr", cells)) + "\n"
 
 
 def little_memory(folder: Path) -> str:
@@ -104,7 +103,7 @@ def little_memory(folder: Path) -> str:
             row = Row(fit.trials[0], (fit.trials[0],))
             verdict = with_accuracy(Advice((row,), "take", row=row), trials).accuracy.partition(":")[0]
             state = step_config_of(fit.spec.techniques).optimizer_state
-            num_bytes = sum(bytes_a_parameter(fit.spec.precision, state)[:3])
+            num_bytes = sum(bytes_a_parameter(fit.spec.precision, state))
             largest = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
             cells.append([workload, loop_name(fit.spec), num_bytes, peak, largest, rate, verdict or "–"])
         places |= dict.fromkeys([where_of(own[0].trials[0])])

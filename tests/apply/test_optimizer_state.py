@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
+from castwise.apply import precision as precision_module
 from castwise.apply.applied import Applied, apply
-from castwise.apply.precision import numeric_state, round_stochastically
+from castwise.apply.precision import RoundedWeights, numeric_state, round_stochastically
 from castwise.apply.techniques.optimizer_state import keep_state_in, state_written
 from castwise.errors import TechniqueError, UsageError
 from castwise.registry.precisions import find_precision
@@ -80,14 +81,45 @@ def test_small_updates_move_weights_in_the_mean() -> None:
     assert moved["bf16-sr"] == pytest.approx(2.0**-4, rel=0.02)
 
 
-def test_copies_of_weights_last_for_an_update() -> None:
+def test_copies_of_weights_last_for_the_update_of_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts change nothing: the same random numbers round the same weights, in float32 and without clipping."""
+    trained = []
+    for most in (1 << 26, 300):
+        monkeypatch.setattr(precision_module, "_MOST_COPIES", most)
+        model = net()
+        applied = apply(model, AdamW(model.parameters()), precision="bf16-sr")
+        weights = applied._weights
+        assert isinstance(weights, RoundedWeights)
+        copies, most_bytes = [*weights._masters, *weights._gradients], [0]
+        applied.optimizer.register_step_pre_hook(lambda *_, c=copies, m=most_bytes: m.append(held(c)))  # type: ignore[misc]
+        losses = train(applied, 3)
+        assert held(copies) == 0
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+        assert {int(state["step"]) for state in applied.optimizer.state.values()} == {3}
+        trained.append((losses, max(most_bytes), [parameter.detach().clone() for parameter in model.parameters()]))
+    (whole_losses, whole_bytes, whole), (losses, most_bytes_of_parts, parts) = trained
+    assert losses == whole_losses
+    assert all(map(torch.equal, whole, parts))
+    num_weights, largest = sum(each.numel() for each in whole), max(each.numel() for each in whole)
+    assert whole_bytes == 8 * num_weights
+    assert most_bytes_of_parts == 8 * largest
+
+
+def held(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+@pytest.mark.parametrize("most", [1 << 26, 300])
+def test_gradients_are_clipped_to_the_norm_of_all_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_module, "_MOST_COPIES", most)
     model = net()
-    applied = apply(model, AdamW(model.parameters()), precision="bf16-sr")
-    held = applied._weights._held  # type: ignore[attr-defined]
-    train(applied, 2)
-    assert len(held) == 2 * len(list(model.parameters()))
-    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in held)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    applied = apply(model, SGD(model.parameters(), lr=1.0), precision="bf16-sr")
+    before = [parameter.detach().float() for parameter in model.parameters()]
+    applied.backward(1000 * applied.model(TENSORS).square().mean())
+    applied.step(clip_grad_norm=64.0)
+    moved = [parameter.detach().float() - old for parameter, old in zip(model.parameters(), before, strict=True)]
+    norm = torch.stack([each.norm() for each in moved]).norm().item()
+    assert norm == pytest.approx(64.0, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["bf16-sr", "fp32"])

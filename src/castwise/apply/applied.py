@@ -85,9 +85,8 @@ class Applied:
         self._zero_grad()
 
     def _step_optimizer(self, clip_grad_norm: float | None) -> None:
-        self._weights.collect_gradients()
-        self.scaling.step(self.optimizer, clip_grad_norm)
-        self._weights.publish()
+        for clip in self._weights.updates(clip_grad_norm):
+            self.scaling.step(self.optimizer, clip)
 
     def __repr__(self) -> str:
         """Return it in a line."""

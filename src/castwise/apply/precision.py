@@ -22,6 +22,8 @@ from castwise.registry.techniques import ATTENTION_KERNELS, PLAIN, StepConfig
 # reads it, and torch raises if it contradicts them.
 _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
 
+_MOST_COPIES = 1 << 26  # weights that have float32 copies at a time: 0.5 GiB with their gradients. Chosen here
+_SMALL = 1e-6  # Source: torch.nn.utils.clip_grad_norm_
 
 # Where torch decides how float32 products are computed, parents first: `cudnn` is also cuda.matmul's. `mkldnn` itself
 # is left out: writing it writes the one for all.
@@ -264,6 +266,12 @@ class Weights:
     def publish(self) -> None:
         """Bring the stepped tensors back to the model."""
 
+    def updates(self, clip: float | None) -> Iterator[float | None]:
+        """Yield before each step of the optimizer that an update takes what its gradients are to be clipped to."""
+        self.collect_gradients()
+        yield clip
+        self.publish()
+
 
 class MasterWeights(Weights):
     """Float32 masters of every lower-precision weight; float32 weights are stepped as they are.
@@ -306,37 +314,66 @@ class MasterWeights(Weights):
 
 
 class RoundedWeights(MasterWeights):
-    """Float32 copies of every lower-precision weight that last for an update, and are rounded to the weights at random.
+    """Float32 copies of every lower-precision weight that last for its update, and are rounded to it at random.
 
     A weight is rounded up as often as it lies near the number above: so many small updates move it in the mean, though
-    each is less than half of the distance to the next number.
+    each is less than half of the distance to the next number. Weights are stepped in parts, so that not all of them
+    have a copy at a time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._held = [*self._masters, *self._gradients]
-        self._release()
+        copies = list(zip(self._low, self._masters, self._gradients, strict=True))
+        self._parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[]]
+        size = 0
+        for weight, master, gradient in copies:
+            if size and size + weight.numel() > _MOST_COPIES:
+                self._parts.append([])
+                size = 0
+            self._parts[-1].append((weight, master, gradient))
+            size += weight.numel()
+        for _, master, gradient in copies:
+            _set_storage(master, gradient, is_kept=False)
 
     @property
     def kept(self) -> list[Tensor]:
         return []
 
-    def collect_gradients(self) -> None:
-        for tensor in self._held:
-            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        with torch.no_grad():
-            torch._foreach_copy_([master.detach() for master in self._masters], self._low)
-        super().collect_gradients()
-
     @torch.no_grad()
-    def publish(self) -> None:
-        for weight, master in zip(self._low, self._masters, strict=True):
-            weight.copy_(round_stochastically(master))
-        self._release()
+    def updates(self, clip: float | None) -> Iterator[float | None]:
+        """Yield what `Weights.updates` does; gradients are clipped here, since their norm is that of all parts."""
+        gradients = [(weight, weight.grad) for weight in self._parameters if weight.grad is not None]
+        factor = None
+        if clip is not None and gradients:
+            norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for _, gradient in gradients]
+            factor = torch.clamp(clip / (torch.linalg.vector_norm(torch.stack(norms)) + _SMALL), max=1.0)
+        others = [(weight, gradient) for weight, gradient in gradients if self.stepped_for(weight) is weight]
+        if factor is not None and others:
+            torch._foreach_mul_([gradient for _, gradient in others], factor)
+        for part in self._parts:
+            for weight, master, gradient in part:
+                if weight.grad is not None:
+                    _set_storage(master, gradient, is_kept=True)
+                    master.copy_(weight)
+                    master.grad = gradient.copy_(weight.grad)
+                    if factor is not None:
+                        gradient.mul_(factor)
+            yield None
+            for weight, master, gradient in part:
+                if master.grad is not None:
+                    weight.copy_(round_stochastically(master))
+                    master.grad = None
+                    _set_storage(master, gradient, is_kept=False)
+            for weight, _ in others:  # they are stepped with the first part
+                weight.grad = None
+        for weight, gradient in others:
+            weight.grad = gradient
 
-    def _release(self) -> None:
-        for tensor in self._held:
-            tensor.untyped_storage().resize_(0)
+
+def _set_storage(*tensors: Tensor, is_kept: bool) -> None:
+    """Give tensors the memory that they need, or none."""
+    for tensor in tensors:
+        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size() * is_kept)
 
 
 def round_stochastically(values: Tensor) -> Tensor:

@@ -267,6 +267,8 @@ class _Writer:
         body += forward
         if self.config.compiled_update:
             body.append("update()")
+        elif self.precision.stochastic_rounding:  # it clips in float32, and no such precision has a loss scale
+            body += [f"for _ in weights.updates({self.model.clip}):", "    optimizer.step()"]
         else:
             body += ["weights.collect_gradients()"] if has_masters else []
             if self.has_scaling:
