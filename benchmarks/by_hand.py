@@ -21,10 +21,10 @@ from stored import by_place, markdown, place_of, write
 
 from castwise.errors import CastwiseError
 from castwise.orchestrator.machine import Machine, detect_machine
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.report.machine_names import short_name
 from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 
@@ -162,7 +162,7 @@ def table(paths: Sequence[Path]) -> str:
         ratio = f"{speeds[1] / speeds[0]:.2f} ({min(ours) / max(hand):.2f} to {max(ours) / min(hand):.2f})"
         batch_size = record["batch_size"]
         model = f"{record['name'].removesuffix(f'-b{batch_size}')}, batch {batch_size}"
-        gpu = short_name(record["environment"]["gpu"] or "CPU")
+        gpu = short_device_name(record["environment"]["gpu"] or "CPU")
         cells.append([model, gpu, *(f"{format_rate(speed)} {unit}/s" for speed in speeds), ratio])
     places = "\n\n".join(where for where, _ in by_place(records))
     lines = [f"- {each['name']}: " + "; ".join(": ".join(loop) for loop in each["loops"].items()) for each in records]

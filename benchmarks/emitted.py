@@ -28,10 +28,10 @@ from castwise.errors import CastwiseError, UsageError
 from castwise.orchestrator.machine import Machine, detect_machine, inspect_user_model
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import NullListener, TrialRunner
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import join, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_rate
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
@@ -150,7 +150,7 @@ def table(paths: Sequence[Path]) -> str:
     for path in paths:
         document = json.loads(path.read_text())
         where = place_of(document["environment"], path.name[:10])
-        gpu = short_name(document["environment"]["gpu"] or "CPU")
+        gpu = short_device_name(document["environment"]["gpu"] or "CPU")
         found |= {loop["name"]: loop | {"where": where, "gpu": gpu} for loop in document["loops"]}
     places = "\n\n".join(where for where, _ in by_place(found.values()))
     heading = "workload | GPU | loop | castwise | script ÷ castwise | 95 % interval | processes per side | within 1 %"

@@ -17,12 +17,12 @@ from stored import RECORDS, load
 from castwise.analysis.decide import WORTHWHILE, decide
 from castwise.analysis.result_table import Row, rows_of_steps
 from castwise.cli.compare import CompareOptions, compare_folders
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import PRECISIONS
 from castwise.report.charts.machines import pictures_of_machines
 from castwise.report.charts.registry import pictures_of
 from castwise.report.charts.svg import escape, nice_ticks, path, text
 from castwise.report.files import SelectionOptions, find
-from castwise.report.machine_names import short_name
 from castwise.show.theme import FAINT, INK, LIGHT, PAGE, SOFT
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
@@ -93,7 +93,7 @@ def _speedups() -> str:
         x, anchor = (left + best * scale - 2, "end") if inside else (left + max(best, 1) * scale + 5, "")
         size = 10 if inside and (best - 1) * scale < 28 else 12  # a narrow part has room for small figures
         parts.append(text(round(x, 1), top + 13, f"{best:.1f}×", anchor, size, INK if inside else PAGE))
-        gpu = short_name(search["environment"]["gpu"])
+        gpu = short_device_name(search["environment"]["gpu"])
         parts += [
             text(left - 48, top + 14, search["workload"], "end", 14),
             text(left - 8, top + 14, gpu, "end", 11, SOFT),
@@ -136,7 +136,7 @@ def _map() -> str:
     parts = [text(round(x), _HEAD - 12, name, "middle", 12) for x, name in zip(middles, names, strict=True)]
     for index, (model, own) in enumerate(ordered):
         top = _HEAD + _LINE * index
-        gpu = short_name(own[0].trial.environment.device_name)
+        gpu = short_device_name(own[0].trial.environment.device_name)
         parts += [
             text(left - 48, top + 17, model.removesuffix(":build"), "end", 14),
             text(left - 8, top + 17, gpu, "end", 11, SOFT),

@@ -23,11 +23,11 @@ from castwise.max_batch.render import (
     ratio_of,
 )
 from castwise.max_batch.result import MaxBatch, has_trained, max_batches_of
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import DEFAULT, PRECISIONS, find_precision, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.registry.techniques import STATES, step_config_of
 from castwise.registry.workloads import find_workload
-from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_bytes, format_percent, format_rate, format_ratio
 
@@ -170,7 +170,7 @@ def loops_table(measured: Measured) -> str:
     )
     shown = [fits for name in measured for fits in measured[name] if any(fit.spec.techniques for fit in fits)]
     for fits in shown:
-        gpu = short_name(fits[0].trials[0].environment.device_name)
+        gpu = short_device_name(fits[0].trials[0].environment.device_name)
         speeds = {fit.spec.techniques: throughput(fit.largest) for fit in fits if fit.largest is not None}
         for fit in fits:
             speed, plain = speeds.get(fit.spec.techniques), speeds.get(())

@@ -6,8 +6,8 @@ from typing import Any
 
 from stored import RECORDS, markdown, place_of
 
+from castwise.registry.gpus import short_device_name
 from castwise.registry.techniques import join
-from castwise.report.machine_names import short_name
 from castwise.show.table import markdown_text
 from castwise.show.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 
@@ -34,7 +34,7 @@ def summary() -> str:
         first, last = search["rows"][0], fastest_row(search)
         row = (
             name,
-            short_name(search["environment"]["gpu"]),
+            short_device_name(search["environment"]["gpu"]),
             search["batch_size"],
             f"{first['precision']}, {_rate(search, first)}",
             markdown_text(_loop(search["fastest"])),

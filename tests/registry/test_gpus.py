@@ -1,6 +1,7 @@
 import pytest
 
-from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, find_gpu_model, peak
+from castwise.errors import UsageError
+from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, find_gpu_model, named_gpu, peak, short_device_name
 
 each_row = pytest.mark.parametrize("row", GPU_MODELS, ids=lambda row: row.names[0])
 
@@ -96,3 +97,40 @@ def test_peaks_are_what_the_chip_comes_to(name, multiprocessors, megahertz, fp32
         if per_clock is not None:
             computed = multiprocessors * megahertz * 1e6 * per_clock
             assert peak(device(name), dtype) == pytest.approx(computed, rel=0.015), dtype
+
+
+@each_row
+def test_a_row_is_found_by_its_short_name(row):
+    assert named_gpu(short_device_name(row.names[0])) is row
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("L4", "NVIDIA L4"),
+        ("l40s", "NVIDIA L40S"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX 2080Ti", "NVIDIA GeForce RTX 2080 Ti"),
+        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("A100 40GB PCIe", "NVIDIA A100-SXM4-40GB"),
+        ("H200", "NVIDIA H200"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_people_leave_out_words(name, full):
+    assert named_gpu(name).names[0] == full
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("V100", "'V100' stands for 4 GPUs. Name one: V100-SXM2-16GB, V100-SXM2-32GB, V100-PCIE-16GB, V100-PCIE-32GB."),
+        ("RTX 4096", "No GPU named 'RTX 4096'. Did you mean RTX 4090"),
+        ("", "No GPU named ''"),
+        ("NVIDIA", "No GPU named 'NVIDIA'"),
+    ],
+)
+def test_a_name_of_no_gpu_or_of_several_is_refused(name, message):
+    with pytest.raises(UsageError) as raised:
+        named_gpu(name)
+    assert str(raised.value).startswith(message)

@@ -5,8 +5,12 @@
 GeForce cards run above it when cool (173 for 165.2 TFLOP/s: github.com/zzc0721/torch-performance-test-data).
 """
 
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from castwise.errors import UsageError, unknown_name
 
 PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
@@ -162,6 +166,45 @@ _BY_NAME = {name: row for row in GPU_MODELS for name in row.names}
 def find_gpu_model(name: str) -> GpuModel | None:
     """Return the row with exactly this name, or None; neither a part of a name nor another case counts."""
     return _BY_NAME.get(name)
+
+
+# What a name has besides the model: the vendor, and the memory of a board that comes with one size.
+_BESIDES = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?| 80GB HBM3$")
+_LEFT_OUT = {"nvidia", "amd", "intel", "apple", "geforce", "tesla", "instinct", "radeon"}
+
+
+def short_device_name(device: str) -> str:
+    """Return a device's name without its vendor: `H200` for `NVIDIA H200`."""
+    return _BESIDES.sub("", device) or device
+
+
+def named_gpu(name: str) -> GpuModel:
+    """Return the row that a name stands for, as people write it: "L4", "4090", "RTX 2080Ti", "A100 80GB PCIe".
+
+    Raises:
+        UsageError: No GPU is named so, or several are.
+    """
+    wanted = _words(name)
+    whole = [
+        row for row in GPU_MODELS if any(wanted in (_words(own), _words(short_device_name(own))) for own in row.names)
+    ]
+    found = whole or [row for row in GPU_MODELS if wanted and any(_has(own, wanted) for own in row.names)]
+    if len(found) == 1:
+        return found[0]
+    known = [short_device_name(row.names[0]) for row in found or GPU_MODELS]
+    if not found:
+        raise unknown_name("GPU", name, known, "`castwise list devices` shows those known.")
+    raise UsageError(f"'{name}' stands for {len(found)} GPUs. Name one: {', '.join(known)}.")
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\s_-]+", name.lower()) if word and word not in _LEFT_OUT]
+
+
+def _has(name: str, wanted: list[str]) -> bool:
+    """Return whether a name has all words that are wanted, of which one may be two of its words: "2080ti"."""
+    words = _words(name)
+    return {*wanted} <= {*words, *(first + second for first, second in itertools.pairwise(words))}
 
 
 def peak(device: GpuModel | None, dtype: str) -> float | None:

@@ -13,10 +13,11 @@ from castwise.analysis.statistics import has_interval
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, precision_sort_key
 from castwise.registry.suites import is_search
 from castwise.registry.techniques import narrowing
-from castwise.report.machine_names import distinctions, short_name
+from castwise.report.machine_names import distinctions
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.show.fields import interval_values, trial_values
 from castwise.show.units import format_bytes, pluralize
@@ -289,7 +290,7 @@ def _title(trial: Trial, has_devices: bool) -> str:
     if is_max_batch_trial(trial):
         limit = spec.memory_limit_bytes
         title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
-    return f"{title} ({short_name(trial.environment.device_name)})" if has_devices else title
+    return f"{title} ({short_device_name(trial.environment.device_name)})" if has_devices else title
 
 
 def _sort_key(config: Row) -> tuple[object, ...]:

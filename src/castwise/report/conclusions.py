@@ -9,10 +9,10 @@ from castwise.accuracy.advice import UNTESTED, with_accuracy
 from castwise.analysis.decide import Advice, Decision, decide
 from castwise.analysis.result_table import Row
 from castwise.max_batch.result import max_batches_of
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import REFERENCE_WORDS, precision_row
 from castwise.registry.suites import is_search
 from castwise.report.collection import Collection, ComparisonGroup
-from castwise.report.machine_names import short_name
 from castwise.show.fields import Field, FlatRow, estimate_values, find_field, worth_showing
 from castwise.show.table import DataTable
 from castwise.show.units import pluralize
@@ -75,7 +75,7 @@ def headline(collection: Collection, answers: Sequence[Answer]) -> str:
     """Return all answers in a line, the title of a report: what trains how many times as fast, on what."""
     if not answers:
         return _largest_batches(collection)
-    devices = list(dict.fromkeys(short_name(machine.device_name) for machine in collection.machines.values()))
+    devices = list(dict.fromkeys(short_device_name(machine.device_name) for machine in collection.machines.values()))
     where = " on " + truncate_list(devices, most=_MAX_NAMES)
     models = list(dict.fromkeys(answer.advice.workload for answer in answers))
     if len(models) == 1:

@@ -24,11 +24,12 @@ from castwise.analysis.statistics import MIN_PROCESSES, Estimate, Verdict, estim
 from castwise.records.schema import Trial
 from castwise.records.store import free_name
 from castwise.registry.datasets import imitated_data_set
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import BASELINE, precision_row, precision_sort_key
 from castwise.registry.published import PublishedMachine
 from castwise.registry.workloads import unit_of
 from castwise.report.collection import Collection, collect, machine_traits, throughput_of
-from castwise.report.machine_names import machine_names, short_name
+from castwise.report.machine_names import machine_names
 from castwise.report.machine_notes import MachineNote, machine_notes
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
@@ -293,7 +294,7 @@ def published_machine(
     precisions: Names[str] | None = None,
 ) -> ComparedMachine:
     """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
-    name = f"{short_name(published.gpu)} (published)"
+    name = f"{short_device_name(published.gpu)} (published)"
     results: dict[Key, MachineResult] = {}
     notes = list(published.notes)
     for figure in published.figures:

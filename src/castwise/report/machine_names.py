@@ -5,16 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from castwise.records.schema import Environment
+from castwise.registry.gpus import short_device_name
 
 _CORES = re.compile(r" \((\d+) cores\)$")
 _CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets if nobody names it
-# What a name has besides the model: the vendor, and the memory of a board that comes with one size.
-_BESIDES = re.compile(r"\((?:R|TM)\)|^(?:NVIDIA |AMD )?(?:GeForce |Tesla )?| 80GB HBM3$")
-
-
-def short_name(device: str) -> str:
-    """Return a device's name without its vendor: `H200` for `NVIDIA H200`."""
-    return _BESIDES.sub("", device) or device
 
 
 def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]) -> list[str]:
@@ -24,7 +18,7 @@ def machine_names(sides: Sequence[Sequence[Environment]], folders: Sequence[str]
         values = [list(dict.fromkeys(each)) for each in zip(*map(_traits, environments), strict=True)]
         found = [" / ".join(each) if len(each) <= 2 else "" for each in values]
         last_part = PurePath(folder).name
-        device = " / ".join(dict.fromkeys(short_name(each.device_name) for each in environments))
+        device = " / ".join(dict.fromkeys(short_device_name(each.device_name) for each in environments))
         *known, version, gpu, fingerprint = found
         traits.append([device, *known, last_part, folder, version, gpu, fingerprint])
     words = [", ".join(each) for each in _distinctions(traits, first=1)]
@@ -41,7 +35,7 @@ def names_by_fingerprint(environments: Iterable[Environment]) -> dict[str, str]:
     """Return what readers call each machine: `H200`, and `H200, 64-core host` if there is another one."""
     machines = {each.fingerprint: each for each in environments}
     words = distinctions(machines.values())
-    return {key: ", ".join(filter(None, (short_name(m.device_name), words[key]))) for key, m in machines.items()}
+    return {key: ", ".join(filter(None, (short_device_name(m.device_name), words[key]))) for key, m in machines.items()}
 
 
 def distinctions(environments: Iterable[Environment]) -> dict[str, str]:
@@ -58,7 +52,7 @@ def _traits(machine: Environment) -> list[str]:
         "" if _CONTAINER.fullmatch(machine.hosts) else f"host {machine.hosts}",
         f"{cores[1]}-core host" if cores else "",
         f"{machine.num_gpus} GPU{'' if machine.num_gpus == 1 else 's'}",
-        _BESIDES.sub("", _CORES.sub("", machine.cpu)),
+        short_device_name(_CORES.sub("", machine.cpu)),
         f"torch {machine.torch}",
         f"driver {machine.driver}",
         "packed" if machine.packed else "",

@@ -3,10 +3,10 @@
 import textwrap
 
 from castwise._version import __version__
+from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import REFERENCE_WORDS, precision_row
 from castwise.report.charts.svg import text
 from castwise.report.conclusions import Answer, loop_of, outcome_of
-from castwise.report.machine_names import short_name
 from castwise.show.theme import look_of
 from castwise.show.units import format_ratio
 from castwise.spec.quantities import format_interval
@@ -21,7 +21,9 @@ def card(answer: Answer) -> str:
     """Return an answer as an SVG file."""
     advice, trial = answer.advice, answer.group.first
     over, reference, environment = advice.over, advice.reference, trial.environment
-    parts = [_line(92, f"{answer.group.title}, {answer.setting}, {short_name(environment.device_name)}", 30, _SOFT)]
+    parts = [
+        _line(92, f"{answer.group.title}, {answer.setting}, {short_device_name(environment.device_name)}", 30, _SOFT)
+    ]
     if advice.decision == "take" and over is not None and reference is not None:
         ratio = format_ratio(over.value)
         parts.append(f'<g font-weight="700">{text(_LEFT, 236, ratio, size=720 // max(5, len(ratio)), fill=_BLUE)}</g>')

@@ -7,9 +7,9 @@ from typing import Any
 
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate, has_interval
+from castwise.registry.gpus import short_device_name
 from castwise.report.charts.svg import HATCH, WIDE, Drawing, Line, text
 from castwise.report.collection import ComparisonGroup, FileOf, row_values
-from castwise.report.machine_names import short_name
 from castwise.show.fields import Field, FlatRow, find_field, find_fields
 from castwise.show.table import DataTable
 from castwise.show.theme import INK, LIGHT, PAGE, SOFT
@@ -67,7 +67,7 @@ class GroupSubject:
     def context(self) -> str:
         """Return of which model, machine and date the charts are."""
         first = self.group.first
-        return f"{self.group.title}, {short_name(first.environment.device_name)}, {first.started_at[:10]}"
+        return f"{self.group.title}, {short_device_name(first.environment.device_name)}, {first.started_at[:10]}"
 
     def tip(self, config: Row, *lines: str) -> str:
         """Return the text at the pointer for a configuration: its label, these lines, and its file."""
