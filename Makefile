@@ -74,6 +74,7 @@ tables: .venv/installed-dev
 pictures: .venv/installed-dev browser
 	$(BIN)/python benchmarks/hero.py
 	$(BIN)/python benchmarks/own_script/picture.py draw
+	$(BIN)/python benchmarks/predict_study.py --draw
 	$(BIN)/python benchmarks/screenshots.py
 
 .venv/installed-%: pyproject.toml constraints.txt

@@ -27,6 +27,7 @@ import coverage
 import emitted
 import max_batch_tables
 import power_limit
+import predict_study
 import real_packages
 import reference_tables
 import script_agreement
@@ -377,6 +378,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,
+    "predict": predict_study.table,
     "why": causes.workloads,
     "causes": lambda _: causes.tables(RECORDS / "causes"),
 }

@@ -1,6 +1,7 @@
 """The documents' tables are what their records give, and the scripts that measure run in their smallest form."""
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import hand_loops
 import hero
 import max_batch_tables
 import power_limit
+import predict_study
 import pytest
 import real_packages
 import search_tables
@@ -29,6 +31,7 @@ import tables
 import torch
 from fake_engine import FAKE_GPU, FakeEngine, fake_environment, machine_with
 from own_script import picture
+from predict_study import Relation
 from stored import RECORDS
 
 from castwise.analysis.decide import decide
@@ -58,6 +61,7 @@ def test_the_pictures_are_up_to_date() -> None:
     for name, text in hero.pictures():
         assert (hero.IMAGES / name).read_text() == text
     assert picture.TARGET.read_text() == picture.draw()
+    assert (hero.IMAGES / "predict.svg").read_text() == predict_study.picture()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master", "bf16-sr", "bf16-true"])
@@ -154,6 +158,62 @@ def test_recorded_training_runs_are_judged_as_the_command_does() -> None:
     assert re.search(r"`tf32` \| 15 \|.*not enough runs \| 15 of 20", words)
     assert re.search(r"`fp16-true` \| 5 \|.*diverged 5 of 5", words)
     assert "not enough runs, diverged 3 of 3" in accuracy_tables.sources("wrn-cifar10")
+
+
+def test_a_step_on_another_gpu_takes_as_many_times_as_long_as_its_kernels_do() -> None:
+    (gpt,) = (each for each in predict_study.loops() if (each.name, each.precision) == ("gpt2.py:build b16", "fp32"))
+    own = gpt.seconds["H100"]
+    assert predict_study.from_kernels(gpt, "H100") == pytest.approx(own)
+    assert predict_study.from_kernels(gpt, "H200") == pytest.approx(0.93 * own, rel=0.02), "some of it is memory's"
+    assert predict_study.from_kernels(gpt, "RTX 3090") > 2 * own
+
+
+def test_an_interval_holds_the_share_of_errors_that_it_promises() -> None:
+    assert predict_study.quantile([0.01 * number for number in range(-9, 0)]) == pytest.approx(0.08)
+    table = {name: {"model": predict_study.Cell(1.0, 0.5)} for name in ("H100", "H200")}
+    pairs = list(predict_study.pairs_of(table, predict_study.Relation.SAME))
+    assert predict_study.errors_of(table, pairs, predict_study.carried) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind"),
+    [
+        ("H200", "GH200 96GB", Relation.SAME),
+        ("RTX 3090", "A10", Relation.SAME),
+        ("V100 16GB", "T4", Relation.SAME_KIND),
+        ("B200 192GB SXM5", "H200", Relation.SAME_KIND),
+        ("RTX 2080Ti", "RTX 4090", Relation.TO_TF32),
+        ("RTX 4090", "RTX 2080Ti", Relation.FROM_TF32),
+        ("RTX 2080Ti", "B200 192GB SXM5", Relation.TO_BLACKWELL),
+        ("GTX 1080Ti", "GTX 1080Ti", Relation.OTHER),
+    ],
+)
+def test_gpus_are_alike_by_their_tensor_cores(source: str, target: str, kind: Relation) -> None:
+    assert predict_study.relation(source, target) is kind
+
+
+def test_no_method_of_ones_own_records_beats_both_guesses() -> None:
+    """That is why castwise has no command for it: docs/evidence/prediction.md."""
+    record = json.loads(predict_study.OUTPUT.read_text())
+    points = ("median", "p80", "p90")
+    found = {
+        (row["table"], row["relation"], row["method"]): [row[point] for point in points] for row in record["errors"]
+    }
+    guesses = ("carried over", "median of the other GPUs")
+    own = [name for name in predict_study.METHODS if name not in guesses and "other GPUs" not in name]
+    places = [("lambda-2022", kind) for kind in (Relation.SAME, Relation.SAME_KIND, Relation.TO_TF32)]
+    for name, (table, kind) in itertools.product(own, places):
+        least = zip(*(found[table, kind, guess] for guess in guesses), strict=True)
+        assert any(error >= min(both) for error, both in zip(found[table, kind, name], least, strict=True)), name
+
+
+def test_a_session_says_what_was_expected_and_what_came() -> None:
+    first, *others = json.loads(predict_study.OUTPUT.read_text())["session"]
+    assert set(first["speeds"].values()) == {1.0}
+    for row in others:
+        ratio = predict_study.speed_ratio(first["gpu"], row["gpu"])
+        assert row["expected"] == pytest.approx(ratio, abs=0.001)
+    assert predict_study.speed_ratio("A100 40GB PCIe", "A100 80GB PCIe") == pytest.approx((1935 / 1555) ** 0.75)
 
 
 @pytest.mark.parametrize("name", sorted(search_tables.searches()))
