@@ -31,6 +31,7 @@ from castwise.records.schema import (
     StepFlops,
     StepProfile,
     TelemetrySummary,
+    TracedMemory,
     Trial,
 )
 from castwise.registry.precisions import PRECISIONS, find_precision
@@ -258,6 +259,9 @@ class FakeEngine:
     layers: tuple[str, ...] | None = None  # the kinds of layers in its models; None as in older records
     flops: StepFlops | None = None  # of a step; None as in older records
     float8: Mapping[str, object] = field(default_factory=dict)  # what FP8 does to products
+    # By what factor a traced step's memory is off; a text says why none can be traced.
+    traces: float | str = "nothing can be traced (fake)"
+    traced: list[TrialSpec] = field(default_factory=list)  # the specs whose step was traced, in order
     disk_is_full: bool = False
     profiles: Mapping[str, StepProfile] = field(default_factory=dict)  # by precision; others have `fake_profile`'s
     measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
@@ -343,6 +347,25 @@ class FakeSession:
         return {model: str(where / f"{model}.pth") if where else None for model in models}
 
     weights: Path | None = None  # that were to be kept
+
+    def trace_memory(
+        self, spec: TrialSpec, batch_sizes: tuple[int, ...], rooms: tuple[int, ...], may_compute: bool = True
+    ) -> TracedMemory:
+        del may_compute
+        self._spec = spec
+        self._engine.traced.append(spec)
+        self._enter("trace_memory", after="open")
+        if isinstance(self._engine.traces, str):
+            raise TrialFailedError("unsupported", self._engine.traces)
+        of_sample = (self._line_bytes() - FIXED_BYTES) / spec.batch_size
+        lines = {
+            size: round(self._engine.traces * (FIXED_BYTES + of_sample * size))
+            for size in (*batch_sizes, *(int((room - FIXED_BYTES) / of_sample) for room in rooms))
+        }
+        half = FIXED_BYTES // 2
+        return TracedMemory(
+            batches={size: MemoryParts(weights_bytes=half, saved_bytes=line - half) for size, line in lines.items()}
+        )
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         assert self.num_processes == spec.num_processes

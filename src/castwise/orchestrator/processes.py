@@ -200,6 +200,7 @@ class RpcSession:
     check = _remote(Session.check)
     fetch = _remote(Session.fetch)
     find_weights = _remote(Session.find_weights)
+    trace_memory = _remote(Session.trace_memory)
     warm_up = _remote(Session.warm_up)
     lead_in = _remote(Session.lead_in)
     run_block = _remote(Session.run_block)

@@ -15,6 +15,7 @@ from castwise.records.schema import (
     Shortfall,
     Status,
     StepProfile,
+    TracedMemory,
 )
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
@@ -77,6 +78,15 @@ class Session(Protocol):
         """Return the file of pretrained weights of each model of torchvision, None if it cannot be had.
 
         `where` is a file, or a folder with files; None tries torchvision's download.
+        """
+
+    def trace_memory(
+        self, spec: TrialSpec, batch_sizes: tuple[int, ...], rooms: tuple[int, ...], may_compute: bool = True
+    ) -> TracedMemory:
+        """Return what a step's memory would be on a GPU, by batch size, and end. No GPU is needed.
+
+        The largest batch for each of `rooms`, amounts of memory in bytes, is among them. A step that needs values is
+        computed on the CPU if it may be.
         """
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:

@@ -277,6 +277,14 @@ class MemoryParts(FrozenModel):
         return self.tensors_bytes + (self.workspace_bytes or 0)
 
 
+class TracedMemory(FrozenModel):
+    """What would hold memory at the peak of a step, traced without a GPU."""
+
+    batches: dict[int, MemoryParts]  # by batch size
+    layers: tuple[str, ...] = ()  # the kinds of layers that the model has, as `Facts.layers`
+    needs_values: str = ""  # why steps were taken on the CPU instead of with fake tensors; empty if they were not
+
+
 class StepFlops(FrozenModel):
     """The multiply-adds of one optimizer step of one process, and what a step has to keep: counted, not timed.
 

@@ -7,7 +7,7 @@ workspaces apart.
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,7 @@ from castwise.apply.techniques.optimizer_state import keeps_narrow_state
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
+from castwise.trial.fake_gpu import Saved
 from castwise.trial.memory import CpuMemory, CudaMemory
 from castwise.trial.step import TrainingStep
 
@@ -32,6 +33,7 @@ _CASTS = "weight_casts"
 _GRADIENTS = "gradients"
 _WEIGHTS = "weights"
 _PRELIMINARY = (_TEMPORARIES, _SAVED)  # may change when it becomes clear what a tensor is for
+_ROUNDING = 512  # of the caching allocator. Source: pytorch c10/core/AllocatorConfig.h (`kMinBlockSize`)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -45,33 +47,45 @@ def profile_memory(
     hidden = hiding_operators(spec.techniques)
     if hidden:
         return MemoryParts(missing=f"the tensors of a step with {hidden[0]} cannot be observed")
-    device, held = torch.device(spec.device), list(batches)
-    storages = _Storages(device.type)
-    _add_existing(storages, step, held)
-    peak = _PeakMode(storages, device)
+    device = torch.device(spec.device)
     try:
-        _run_observed(storages, peak, step, held[0])
+        peak = _observe(step, list(batches), device)
     except torch.OutOfMemoryError:
         return MemoryParts(missing="memory ran out while the step was broken down")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     used = memory.driver_used()
-    return MemoryParts.model_validate(
-        {f"{kind}_bytes": count for kind, count in peak.bytes_by_kind.items()}
-        | {
-            "workspace_bytes": peak.workspace_bytes,
-            # What the allocator does not hold: context, libraries, others'.
-            "outside_bytes": None if used is None else max(0, used - memory.reserved()),
-        }
-    )
+    # What the allocator does not hold: context, libraries, others'.
+    outside = None if used is None else max(0, used - memory.reserved())
+    return peak.parts.model_copy(update={"outside_bytes": outside})
+
+
+def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.device | None) -> MemoryParts:
+    """Return what holds memory at the peak of a step on the first batch.
+
+    Without a device its tensors are fake ones of a GPU (`fake_gpu`).
+    """
+    return _observe(step, list(batches), device).parts
+
+
+def _observe(step: TrainingStep, batches: list[Batch], device: torch.device | None) -> "_PeakMode":
+    """Run a step on the first batch and return what was seen; without a device its tensors are fake ones of a GPU."""
+    storages = _Storages("cuda", _ROUNDING) if device is None else _Storages(device.type)
+    _add_existing(storages, step, batches)
+    peak = _PeakMode(storages, device)
+    # An output that saved itself would never be freed.
+    hold: Callable[[Tensor], Any] = Tensor.detach if device is not None else lambda tensor: Saved(tensor.detach())
+    read: Callable[[Any], Tensor] = Saved.read if device is None else lambda tensor: tensor
+    _run_observed(storages, peak, step, batches[0], hold, read)
+    return peak
 
 
 class _Storages:
     """The storages alive on a device, by kind; `totals` has the bytes of each kind."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, rounding: int = 1) -> None:
         self.totals: Counter[str] = Counter()
-        self._device_type = device_type
+        self._device_type, self._rounding = device_type, rounding
         self._kinds: dict[int, str] = {}
         self._references: dict[int, weakref.ref[Any]] = {}  # report the end of a storage
         self._sizes: dict[int, int] = {}
@@ -82,7 +96,8 @@ class _Storages:
         if storage is None or storage._cdata in self._kinds:
             return
         address = storage._cdata
-        self._kinds[address], self._sizes[address] = kind, storage.nbytes()
+        size = -(-storage.nbytes() // self._rounding) * self._rounding
+        self._kinds[address], self._sizes[address] = kind, size
         self.totals[kind] += self._sizes[address]
         self._references[address] = weakref.ref(storage, functools.partial(self._remove, address))
 
@@ -117,13 +132,13 @@ class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A copy of a weight in another dtype is autocast's. The workspace is what the allocator gave to no tensor.
     """
 
-    def __init__(self, storages: _Storages, device: torch.device) -> None:
+    def __init__(self, storages: _Storages, device: torch.device | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes_by_kind: dict[str, int] = {}
-        self.workspace_bytes: int | None = 0 if device.type == "cuda" else None
-        self._storages, self._device, self._most = storages, device, -1
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.parts = MemoryParts()
+        self._storages, self._most = storages, -1
+        self._gpu = device if device is not None and device.type == "cuda" else None
+        if self._gpu is not None:
+            torch.cuda.reset_peak_memory_stats(self._gpu)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -138,13 +153,14 @@ class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._storages.kind_of(source) == _WEIGHTS and source.dtype != made[0].dtype:
                 self._storages.reclassify(made[0], _CASTS)
         tensors = most = sum(self._storages.totals.values())
-        if self._device.type == "cuda":  # the most since the last operation
-            most = torch.cuda.max_memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._gpu is not None:  # the most since the last operation
+            most = torch.cuda.max_memory_allocated(self._gpu)
+            torch.cuda.reset_peak_memory_stats(self._gpu)
         if most > self._most:
-            self._most, self.bytes_by_kind = most, dict(self._storages.totals)
-            if self._device.type == "cuda":
-                self.workspace_bytes = max(0, most - tensors)
+            self._most = most
+            parts = {f"{kind}_bytes": count for kind, count in self._storages.totals.items()}
+            workspace = None if self._gpu is None else max(0, most - tensors)
+            self.parts = MemoryParts.model_validate(parts | {"workspace_bytes": workspace})
         return result
 
 
@@ -174,11 +190,18 @@ def _parts_of(tensor: Any) -> list[Tensor]:
     return [part for name in names for part in _parts_of(getattr(tensor, name))]
 
 
-def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batch: Batch) -> None:
-    def save(tensor: Tensor) -> Tensor:
+def _run_observed(
+    storages: _Storages,
+    peak: _PeakMode,
+    step: TrainingStep,
+    batch: Batch,
+    hold: Callable[[Tensor], Any],
+    read: Callable[[Any], Tensor],
+) -> None:
+    def save(tensor: Tensor) -> Any:
         if storages.kind_of(tensor) != _CASTS:
             storages.reclassify(tensor, _SAVED)
-        return tensor.detach()  # an output that saved itself would never be freed
+        return hold(tensor)
 
     def note_gradient(parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -195,6 +218,6 @@ def _run_observed(storages: _Storages, peak: _PeakMode, step: TrainingStep, batc
             if parameter.requires_grad:
                 handle = parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, read))
         stack.enter_context(peak)
         step(batch)

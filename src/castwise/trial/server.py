@@ -1,6 +1,7 @@
 """The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
 import math
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from pydantic import validate_call
 
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile, TracedMemory
 from castwise.registry.precisions import AS_WRITTEN, precision_row
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.workloads import find_workload
@@ -25,6 +26,7 @@ from castwise.trial.classify_error import classify, shortfall_of
 from castwise.trial.data.datasets import fetch
 from castwise.trial.distributed import Peers, join_peers
 from castwise.trial.environment import read_environment
+from castwise.trial.memory_trace import trace_batches
 from castwise.trial.models import check_workload
 from castwise.trial.pretrained import find_weights
 from castwise.trial.script.ranks import hand_on
@@ -166,6 +168,16 @@ class TrialServer:
             files[model] = None if path is None else str(path)
         self.done = True
         return files
+
+    def trace_memory(
+        self, spec: TrialSpec, batch_sizes: tuple[int, ...], rooms: tuple[int, ...], may_compute: bool = True
+    ) -> TracedMemory:
+        """Return what a step's memory would be on a GPU with so much of it, by batch size."""
+        self.user_model = spec.user_model
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine has no part in it
+        found = trace_batches(spec, batch_sizes, rooms, may_compute=may_compute)
+        self.done = True
+        return found
 
     def set_up(
         self, spec: TrialSpec, checkpoint: Path | None, data_dir: Path | None, rank: int, rendezvous: str | None
