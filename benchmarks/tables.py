@@ -25,6 +25,7 @@ import by_hand
 import causes
 import coverage
 import emitted
+import fits_tables
 import max_batch_tables
 import power_limit
 import predict_study
@@ -65,6 +66,7 @@ DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.
 _FEWEST_TOTALS = 30  # of a scenario, to say how many hold
 MADE = {  # files that are nothing but a table
     HERE.parent / "docs" / "record.schema.json": reference_tables.schema_file,
+    HERE.parent / "docs" / "images" / "fits.svg": fits_tables.plot,
     shared_table.TABLE: shared_table.text,
 }
 KEPT = "kept"  # not made anew; its argument is the commit whose benchmarks/ made it
@@ -369,6 +371,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "parameter_bytes": max_batch_tables.parameter_bytes,
     "little_memory": lambda _: max_batch_tables.little_memory(RECORDS / "little_memory"),
+    "fits_errors": lambda _: "\n".join(fits_tables.summary()) + f"\n- {fits_tables.largest()}\n",
+    "fits_workloads": lambda _: "\n".join([*fits_tables.errors_by_workload(), ""]),
     "scripts": script_agreement.table,
     "real_packages": real_packages.table,
     "script_contract": script_agreement.contract_table,

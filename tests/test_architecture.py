@@ -38,12 +38,13 @@ ALLOWED = {
     "emit": _BASE,
     "accuracy": _CORE,
     "max_batch": _CORE,
+    "fits": {*_CORE, "max_batch"},
     "suites": {*_CORE, "max_batch"},
     "tune": _CORE,
     "cluster": {*_CORE},
     "report": {*_CORE, "accuracy", "max_batch", "suites", "tune"} - {"orchestrator"},
-    "api": {*_CORE, "accuracy", "max_batch", "tune", "report"},
-    "cli": {*_CORE, "accuracy", "cluster", "emit", "max_batch", "suites", "tune", "report", "api"},
+    "api": {*_CORE, "accuracy", "fits", "max_batch", "tune", "report"},
+    "cli": {*_CORE, "accuracy", "cluster", "emit", "fits", "max_batch", "suites", "tune", "report", "api"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

@@ -19,6 +19,7 @@ import by_hand
 import causes
 import coverage
 import emitted
+import fits_tables
 import hand_loops
 import hero
 import max_batch_tables
@@ -37,6 +38,7 @@ from stored import RECORDS
 from castwise.analysis.decide import decide
 from castwise.apply.applied import apply
 from castwise.apply.precision import numeric_state
+from castwise.fits import predict
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
@@ -423,3 +425,15 @@ def test_planted_scripts_run_on_two_ranks_of_a_cpu(script: Path) -> None:
     environment = os.environ | {"TINY": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*launcher, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_intervals_of_fits_are_those_of_its_errors_on_record() -> None:
+    plain, wide = fits_tables.apart()
+    assert (len(plain), len(wide)) == (predict.NUM_ERRORS, predict.NUM_ERRORS_FP32_CONVOLUTIONS)
+    assert fits_tables.quantile(plain) == pytest.approx(predict.ERROR, abs=1e-4)
+    assert fits_tables.quantile(wide) == pytest.approx(predict.ERROR_FP32_CONVOLUTIONS, abs=1e-4)
+    checkpointed = [peak for peak in plain if "checkpointing" in fits_tables.loop_of(peak.trial.spec)[2]]
+    assert max(abs(peak.log_error) for peak in checkpointed) < 0.05
+    errors = [abs(peak.log_error) for peak in plain if peak.trial.spec.user_model is None]
+    assert max(errors) < 0.06
+    assert sum(errors) / len(errors) < 0.01

@@ -20,6 +20,7 @@ from castwise.analysis.causes import Diagnosis, LeftOut, diagnose, left_out_of
 from castwise.analysis.decide import Advice
 from castwise.analysis.result_table import MARGIN, Row, rows_of_steps
 from castwise.errors import UsageError
+from castwise.fits.options import FitsOptions
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.orchestrator.job import prepare, prepare_profiles
 from castwise.orchestrator.pickling import pickle_user_objects
@@ -36,6 +37,7 @@ from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from castwise.accuracy.result import AccuracyResult, Runs
+    from castwise.fits.predict import Prediction
     from castwise.max_batch.result import MaxBatch, MaxBatchResult
     from castwise.orchestrator.job import Job
     from castwise.report.collection import Collection, FileOf
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 _WIDTH = 120  # of str(result), which has no terminal to ask
 
 _Options = TypeVar("_Options")
-_Measuring = TypeVar("_Measuring", bound=SharedOptions)
+_Asking = TypeVar("_Asking", bound=SharedOptions | FitsOptions)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _PathLike = str | PathLike[str]
 
@@ -188,6 +190,17 @@ class MaxBatchModelKeywords(ModelKeywords, StepKeywords, total=False):
     steps: int | None
     budget: str | float | None
     curve: bool
+
+
+class FitsModelKeywords(ModelKeywords, total=False):
+    """The keywords of `castwise.fits`."""
+
+    gpu: str | Sequence[str] | None
+    batch_size: int | None
+    precision: str | Sequence[str] | None
+    techniques: str | Sequence[str] | None
+    optimizer_state: str | Sequence[str] | None
+    timeout_seconds: str | float | None
 
 
 class AccuracyKeywords(SharedKeywords, total=False):
@@ -421,6 +434,38 @@ class MaxBatches(Result):
 
 
 @dataclass(frozen=True, repr=False)
+class Fits(Result):
+    """What `castwise.fits` predicts."""
+
+    found: "Prediction"
+    trials: tuple[Trial, ...] = ()  # nothing is measured
+
+    @property
+    def largest(self) -> dict[str, dict[str, int | None]]:
+        """Return the largest batch that fits, by GPU and by precision and techniques; None if it is not known."""
+        from castwise.max_batch.render import loop_name
+
+        by_gpu: dict[str, dict[str, int | None]] = {}
+        for fit in self.found.fits:
+            by_gpu.setdefault(fit.gpu_name, {})[loop_name(fit.loop.spec)] = fit.largest()
+        return by_gpu
+
+    @property
+    def _shown(self) -> Presentation:
+        from castwise.fits.render import present
+
+        return present(self.found)
+
+    def _configurations(self) -> DataTable[Any]:
+        assert self._shown.csv is not None
+        return self._shown.csv()
+
+    def __repr__(self) -> str:
+        """Return it in a line; `print` shows the tables."""
+        return f"Fits({self.found.loops[0].spec.workload} on {', '.join(self.largest)})"
+
+
+@dataclass(frozen=True, repr=False)
 class Accuracies(Result):
     """What `castwise.accuracy` found."""
 
@@ -637,6 +682,18 @@ def max_batch(model: Any, batch: Any = None, loss: Any = None, **options: Unpack
     return MaxBatches(found)
 
 
+@_with_options(FitsOptions, FitsModelKeywords)
+def fits(model: Any, batch: Any = None, loss: Any = None, **options: Unpack[FitsModelKeywords]) -> Fits:
+    """Predict what a training step takes on GPUs that are not there, as `castwise fits` does.
+
+    Model, batch, loss and errors are those of `castwise.compare`.
+    """
+    from castwise.fits.predict import predict
+
+    with _asked(FitsOptions, "fits", (model, batch, loss), options) as (request, _):
+        return Fits(predict(request))
+
+
 @_with_options(AccuracyOptions, AccuracyKeywords)
 def accuracy(workload: str, **options: Unpack[AccuracyKeywords]) -> Accuracies:
     """Train pairs of runs on real data, and say in which precision the model becomes as good.
@@ -686,8 +743,8 @@ def report(records: _PathLike | Sequence[_PathLike] | None = None, **options: Un
 
 @contextmanager
 def _asked(
-    kind: type[_Measuring], function: str, model: tuple[Any, Any, Any], options: Mapping[str, Any]
-) -> Iterator[tuple[_Measuring, Listener]]:
+    kind: type[_Asking], function: str, model: tuple[Any, Any, Any], options: Mapping[str, Any]
+) -> Iterator[tuple[_Asking, Listener]]:
     """Yield what a function is asked for with model, batch, loss and its keywords, and what listens."""
     parts = dict(zip(("model", "batch", "loss"), model, strict=True))
     parts |= {name: options.get(name) for name in _MODEL_HELP if name != "progress"}
@@ -701,7 +758,8 @@ def _asked(
     with ExitStack() as ends:
         reference = parts["model"]
         if not is_named:
-            folder = None if request.results is None else request.results / "objects"
+            results = request.results if isinstance(request, SharedOptions) else None
+            folder = None if results is None else results / "objects"
             folder = folder or Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="castwise-objects-")))
             reference = pickle_user_objects(parts, folder)
         (workload,) = (option for option in options_of(kind) if option.keyword == "workload")

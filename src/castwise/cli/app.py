@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from castwise._version import __version__
-from castwise.cli import accuracy, compare, export, max_batch, merge, report, run, share, suite, tune, why
+from castwise.cli import accuracy, compare, export, fits, max_batch, merge, report, run, share, suite, tune, why
 from castwise.cli.options import HelpCommand, HelpGroup, add_command
 from castwise.cli.output import check_stdout, prepare_streams
 from castwise.errors import CastwiseError, EngineError, StoreError, printable, shortened
@@ -78,6 +78,7 @@ add_command(app, "run", run.run, run.EXAMPLES)
 add_command(app, "why", why.why, why.EXAMPLES)
 add_command(app, "tune", tune.tune, tune.EXAMPLES)
 add_command(app, "max-batch", max_batch.max_batch, max_batch.EXAMPLES)
+add_command(app, "fits", fits.fits, fits.EXAMPLES)
 add_command(app, "fit", max_batch.fit, max_batch.EXAMPLES, hidden=True)
 add_command(app, "accuracy", accuracy.accuracy, accuracy.EXAMPLES)
 add_command(app, "suite", suite.suite, suite.EXAMPLES)

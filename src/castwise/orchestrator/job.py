@@ -350,22 +350,28 @@ def make_plan(options: RunOptions) -> PlanFile:
         raise UsageError(
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
-    own_models, _ = _own_and_zoo_models(options)
-    check_request(options, own_models)
-    user_workloads: dict[str, UserWorkload] = {}
-    if own_models:
-        import_once(slow_imports(own_models))
-        machine = detect_machine("cpu", options.data_dir)
-        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
-    device = "cuda:0" if options.device in (None, "cuda") else str(options.device)
-    options = replace(options, device=device)
-    protocol = _protocol(options, device)
-    specs = _axes(options).specs(device, protocol, options.seed, user_workloads)
+    options = replace(options, device="cuda:0" if options.device in (None, "cuda") else options.device)
+    user_workloads, specs = planned_specs(options)
     return PlanFile(
         options=planned_options(options),
         models={name: workload.model.redacted for name, workload in user_workloads.items()},
         specs=tuple(spec.redacted for spec in specs),
     )
+
+
+def planned_specs(
+    options: RunOptions, machine: Machine | None = None
+) -> tuple[dict[str, UserWorkload], tuple[TrialSpec, ...]]:
+    """Return what is known of a request's models, read by a process of this machine, and its trials on any machine."""
+    own_models, _ = _own_and_zoo_models(options)
+    check_request(options, own_models)
+    user_workloads: dict[str, UserWorkload] = {}
+    if own_models:
+        import_once(slow_imports(own_models))
+        machine = machine or detect_machine("cpu", options.data_dir)
+        user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
+    device = options.device or "cuda:0"
+    return user_workloads, _axes(options).specs(device, _protocol(options, device), options.seed, user_workloads)
 
 
 def prepare_shard(

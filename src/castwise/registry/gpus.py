@@ -184,17 +184,60 @@ def named_gpu(name: str) -> GpuModel:
     Raises:
         UsageError: No GPU is named so, or several are.
     """
+    found = gpus_named(name)
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(short_device_name(row.names[0]) for row in found)
+    raise UsageError(f"'{name}' stands for {len(found)} GPUs. Name one: {known}.")
+
+
+def gpus_named(name: str) -> list[GpuModel]:
+    """Return all rows that a name stands for, at least one: those of A100 with 80 and with 40 GB, for example.
+
+    Raises:
+        UsageError: No GPU is named so.
+    """
     wanted = _words(name)
     whole = [
         row for row in GPU_MODELS if any(wanted in (_words(own), _words(short_device_name(own))) for own in row.names)
     ]
     found = whole or [row for row in GPU_MODELS if wanted and any(_has(own, wanted) for own in row.names)]
-    if len(found) == 1:
-        return found[0]
-    known = [short_device_name(row.names[0]) for row in found or GPU_MODELS]
     if not found:
+        known = [short_device_name(row.names[0]) for row in GPU_MODELS]
         raise unknown_name("GPU", name, known, "`castwise list devices` shows those known.")
-    raise UsageError(f"'{name}' stands for {len(found)} GPUs. Name one: {', '.join(known)}.")
+    return found
+
+
+# What the driver says a GPU has. Source: benchmarks/records.
+_TOTAL_BYTES = {"NVIDIA H100 80GB HBM3": 85_017_493_504, "NVIDIA H200": 150_109_880_320}
+# Elsewhere it is this share of the vendor's figure, less where the error correction of GDDR takes a part. Source:
+# "total capacity" in PyTorch's messages: 23.65 GiB of an RTX 4090, 79.15 of an A100 80GB, 15.78 of a V100, 10.75 of an
+# RTX 2080 Ti; 22.05 of an L4, 14.75 of a T4, 44.4 of an L40S.
+_TOTAL_SHARE, _TOTAL_SHARE_WITH_ECC = 0.98, 0.92
+_WITH_ECC = (
+    "NVIDIA A10",
+    "NVIDIA A10G",
+    "NVIDIA A40",
+    "NVIDIA L4",
+    "NVIDIA L40",
+    "NVIDIA L40S",
+    "Tesla T4",
+    "Tesla K80",
+)
+
+
+# What a process takes outside of PyTorch's allocator: the CUDA context and libraries. Source: the records of
+# benchmarks/records/fit on an H100 and an H200 with no other process.
+CONTEXT_BYTES = 767 * 2**20
+
+
+def total_bytes(row: GpuModel) -> tuple[int, bool]:
+    """Return the memory that the driver says a GPU has, and whether that was measured or is assumed."""
+    name = row.names[0]
+    if name in _TOTAL_BYTES:
+        return _TOTAL_BYTES[name], True
+    share = _TOTAL_SHARE_WITH_ECC if name in _WITH_ECC else _TOTAL_SHARE
+    return int(share * row.memory_gigabytes * 2**30), False
 
 
 def _words(name: str) -> list[str]:

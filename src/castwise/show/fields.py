@@ -267,6 +267,7 @@ FIELDS: tuple[Field, ...] = (
     Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),
     Field("batch_ratio", "over fp32", "ratio"),
     Field("predicted_batch", "predicted", "count", _predicted_batch_text),
+    Field("room", "GPU"),  # and the memory that it has for tensors
     Field("fixed_bytes", "fixed", "bytes"),
     Field("sample_bytes", "per sample", "bytes"),
     Field("knee_batch", "knee", "count", _count_text("knee_batch")),

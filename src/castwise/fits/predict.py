@@ -1,0 +1,180 @@
+"""Predict the memory of a training step on GPUs that are not there, from steps that are traced without one."""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from castwise.errors import UsageError
+from castwise.fits.options import DEFAULT_GPUS, DEFAULT_PRECISIONS, DEFAULT_TECHNIQUES, FitsOptions
+from castwise.max_batch.result import USABLE
+from castwise.orchestrator.job import planned_specs
+from castwise.orchestrator.machine import FindMachine, detect_machine
+from castwise.orchestrator.session import Engine, TrialFailedError
+from castwise.records.schema import MemoryParts, TracedMemory
+from castwise.registry.gpus import CONTEXT_BYTES, GpuModel, gpus_named, short_device_name, total_bytes
+from castwise.registry.precisions import Hardware, find_precision, why_unsupported
+from castwise.registry.techniques import hiding_operators
+from castwise.spec.memory_line import largest_batch, needed_bytes
+from castwise.spec.options import RunOptions
+from castwise.spec.trial import TrialSpec
+
+# The 95 % quantile of the absolute log errors, and their number. Source: docs/fits.md, which benchmarks/fits_tables.py
+# makes; a test compares them. Convolutions in float32 without TF32 stand apart: cuDNN takes workspace for them as long
+# as memory is free, and does without it near the limit.
+ERROR, NUM_ERRORS = 0.0352, 466
+ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4051, 45
+# The second batch that is traced is so many times the first: small batches peak elsewhere in a step.
+_APART = 8
+_TIMEOUT_SECONDS = 600.0
+_MOST_PROCESSES = 4
+
+Verdict = Literal["yes", "close", "no"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop and what its step takes, by batch size; or why that is not known."""
+
+    spec: TrialSpec
+    memory: TracedMemory | None
+    problem: str = ""
+
+    @cached_property
+    def known(self) -> Mapping[int, int]:
+        """Return the peak in bytes, by batch size."""
+        return {} if self.memory is None else {size: parts.peak_bytes for size, parts in self.memory.batches.items()}
+
+    @property
+    def parts(self) -> MemoryParts | None:
+        """Return what holds memory at the batch that was asked for; None if that was not traced."""
+        return None if self.memory is None else self.memory.batches.get(self.spec.batch_size)
+
+    @property
+    def needed_bytes(self) -> float | None:
+        return needed_bytes(self.known, self.spec.batch_size) if self.known else None
+
+    @property
+    def takes_workspace(self) -> bool:
+        """Return whether cuDNN takes workspace for it that depends on how much memory is free."""
+        layers = () if self.memory is None else self.memory.layers
+        row = find_precision(self.spec.precision)
+        is_plain = row.float32_matmul == "ieee" and row.param_dtype == "float32" and row.autocast_dtype is None
+        return "convolution" in layers and is_plain and not row.float8_recipe
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return the techniques of the loop without which it was traced."""
+        return hiding_operators(self.spec.techniques)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a loop fits into a GPU."""
+
+    loop: Loop
+    gpu: GpuModel
+
+    @property
+    def gpu_name(self) -> str:
+        return short_device_name(self.gpu.names[0])
+
+    @property
+    def room_bytes(self) -> int:
+        """Return what tensors can fill: of the driver's total less the context, fragmentation takes a part."""
+        return room_of(self.gpu)
+
+    @property
+    def problem(self) -> str:
+        """Return why the GPU cannot run the loop, or why nothing is known of it; empty if neither."""
+        row, hardware = find_precision(self.loop.spec.precision), Hardware("it", self.gpu.capability)
+        unsupported = why_unsupported(row, hardware) if self.gpu.capability is not None else None
+        return unsupported or self.loop.problem
+
+    @property
+    def verdict(self) -> Verdict | None:
+        needed = self.loop.needed_bytes
+        if self.problem or needed is None:
+            return None
+        if needed * math.exp(ERROR) <= self.room_bytes:
+            return "yes"
+        return "no" if needed * math.exp(-ERROR) > self.room_bytes else "close"
+
+    def largest(self, log_error: float = 0.0) -> int | None:
+        """Return the largest batch that fits if the prediction is off by so much; None if it is not known."""
+        if self.problem or len(self.loop.known) < 2:
+            return None
+        return largest_batch(self.loop.known, self.room_bytes * math.exp(log_error))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What came of `castwise fits`."""
+
+    loops: tuple[Loop, ...]
+    gpus: tuple[GpuModel, ...]
+    seconds: float  # wall time
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        return tuple(Fit(loop, gpu) for gpu in self.gpus for loop in self.loops)
+
+
+def room_of(gpu: GpuModel) -> int:
+    return int((total_bytes(gpu)[0] - CONTEXT_BYTES) * USABLE)
+
+
+def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) -> Prediction:
+    """Trace each loop of a request, in processes of their own, and predict what it takes.
+
+    Raises:
+        UsageError: A name is unknown, or none of the loops can be traced.
+        EngineError: No process could be started.
+    """
+    began = time.perf_counter()
+    gpus = tuple(dict.fromkeys(gpu for name in request.gpus or DEFAULT_GPUS for gpu in _apart(gpus_named(name))))
+    options = RunOptions(
+        workloads=(request.workload,),
+        precisions=request.precisions or DEFAULT_PRECISIONS,
+        batch_sizes=None if request.batch_size is None else (request.batch_size,),
+        techniques=request.techniques or DEFAULT_TECHNIQUES,
+        optimizer_states=request.optimizer_states,
+        timeout_seconds=request.timeout_seconds,
+    )
+    machine = find_machine("cpu", None, ())
+    specs = planned_specs(options, machine)[1]
+    rooms = sorted({room_of(gpu) for gpu in gpus})
+    rooms = rooms if len(rooms) < 3 else [rooms[0], rooms[-1]]
+
+    def trace(spec: TrialSpec) -> Loop:
+        limit = request.timeout_seconds or _TIMEOUT_SECONDS
+        return trace_loop(machine.engine, spec, rooms, limit)
+
+    with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
+        loops = tuple(pool.map(trace, specs))
+    if all(loop.memory is None for loop in loops):
+        raise UsageError(loops[0].problem)
+    if request.techniques is None:  # a model may have no blocks to checkpoint: nobody asked for it
+        loops = tuple(loop for loop in loops if loop.memory is not None or not loop.spec.techniques)
+    return Prediction(loops, gpus, time.perf_counter() - began)
+
+
+def trace_loop(engine: Engine, spec: TrialSpec, rooms: Sequence[int], limit_seconds: float) -> Loop:
+    """Return what a loop takes, traced in a process of its own."""
+    sizes = (spec.batch_size, _APART * spec.batch_size)
+    with closing(engine.start(limit_seconds)) as session:
+        try:
+            session.open("cpu")
+            return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms)))
+        except TrialFailedError as failure:
+            return Loop(spec, None, failure.message)
+
+
+def _apart(gpus: Sequence[GpuModel]) -> list[GpuModel]:
+    """Return the first of those GPUs that have the same memory: they are the same here."""
+    return list({gpu.memory_gigabytes: gpu for gpu in reversed(gpus)}.values())[::-1]

@@ -1,0 +1,157 @@
+"""What fits as tables and sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from castwise.fits.predict import (
+    ERROR,
+    ERROR_FP32_CONVOLUTIONS,
+    NUM_ERRORS,
+    NUM_ERRORS_FP32_CONVOLUTIONS,
+    Fit,
+    Loop,
+    Prediction,
+)
+from castwise.max_batch.render import loop_name
+from castwise.records.schema import MemoryParts
+from castwise.registry.gpus import CONTEXT_BYTES, short_device_name, total_bytes
+from castwise.registry.techniques import join
+from castwise.show.fields import Field, FlatRow, column, find_field, in_files, values_of
+from castwise.show.presentation import Grid, Lines, Part, Presentation, paragraph
+from castwise.show.table import DataTable, json_document, plain
+from castwise.show.units import format_bytes, format_duration, format_percent
+
+_PARTS = tuple(name for name in MemoryParts.model_fields if name not in ("outside_bytes", "missing"))
+
+
+def _interval_text(row: FlatRow) -> str:
+    low, high = row["largest_batch_low"], row["largest_batch_high"]
+    text = f"{row['predicted_batch']:,}"
+    return text if low is None or high is None else f"{text} [{low:,}, {high:,}]"
+
+
+def _part(name: str) -> Field:
+    return column(name, lambda fit: fit.loop.parts and getattr(fit.loop.parts, name), place="files")
+
+
+COLUMNS = (
+    Field("gpu", "GPU", get=lambda fit: fit.gpu_name, place="files"),
+    column("room", lambda fit: f"{fit.gpu_name}, {format_bytes(fit.room_bytes)} for tensors", place="table"),
+    Field("loop", "precision", wraps=True, place="table", get=lambda fit: loop_name(fit.loop.spec).replace("+", " + ")),
+    column("precision", lambda fit: fit.loop.spec.precision, place="files"),
+    column("techniques", lambda fit: join(fit.loop.spec.techniques), place="files"),
+    Field("batch_size", "batch", "count", get=lambda fit: fit.loop.spec.batch_size, place="files"),
+    Field("needed_bytes", "needs", "bytes", get=lambda fit: fit.loop.needed_bytes),
+    column("saved_bytes", lambda fit: fit.loop.parts and fit.loop.parts.saved_bytes, place="table"),
+    Field("room_bytes", "", "bytes", get=lambda fit: fit.room_bytes, place="files"),
+    Field("fits", "fits", get=lambda fit: fit.verdict, otherwise="problem", wraps=True),
+    Field("predicted_batch", "largest batch", "count", _interval_text, get=lambda fit: fit.largest()),
+    Field("largest_batch_low", "", "count", get=lambda fit: _bound(fit, -ERROR), place="files"),
+    Field("largest_batch_high", "", "count", get=lambda fit: _bound(fit, ERROR), place="files"),
+    Field("problem", "", get=lambda fit: fit.problem or None, place="files"),
+    *map(_part, _PARTS),
+)
+
+
+_SHOWN = [
+    replace(each, title="activations" if each.name == "saved_bytes" else each.title)
+    for each in COLUMNS
+    if each.place != "files" and each.name != "room"
+]
+
+
+def _bound(fit: Fit, log_error: float) -> int | None:
+    """Return an end of the largest batch's interval; errors are known of steps that were traced with fake tensors."""
+    memory = fit.loop.memory
+    return None if memory is None or memory.needs_values else fit.largest(log_error)
+
+
+def present(found: Prediction, *, wide: bool = False) -> Presentation:
+    spec = found.loops[0].spec
+    rows: list[FlatRow] = [values_of(COLUMNS, fit) for fit in found.fits]
+    where = f" on an {rows[0]['room']}" if len(found.gpus) == 1 else ""
+    known = [loop for loop in found.loops if loop.parts is not None]
+    alike = [loop for loop in known if wide or loop.spec.techniques == spec.techniques]
+    where_it_goes: list[Part] = [paragraph("Where it goes", gap=True), Grid(_parts_table(alike))] if alike else []
+    return Presentation(
+        [
+            paragraph(f"Memory of {spec.workload} at batch {spec.batch_size}{where}, predicted without a GPU"),
+            Grid(DataTable(_SHOWN, rows), setting=("room",), drop_first=("saved_bytes",)),
+            *where_it_goes,
+            Lines(sentences(found), is_list=False, gap=True),
+            Lines(remarks(found), "yellow"),
+        ],
+        lambda: DataTable(in_files(COLUMNS), rows),
+        lambda: document(found),
+    )
+
+
+def document(found: Prediction) -> dict[str, Any]:
+    """Return what `--format json` prints."""
+    return json_document(
+        workload=found.loops[0].spec.workload,
+        fits=[plain(in_files(COLUMNS), values_of(COLUMNS, fit)) for fit in found.fits],
+        error=ERROR,
+        num_errors=NUM_ERRORS,
+        sentences=sentences(found),
+        remarks=remarks(found),
+        seconds=found.seconds,
+    )
+
+
+def _parts_table(loops: Sequence[Loop]) -> DataTable[FlatRow]:
+    """Return a row for each part that any loop has, and a column for each of these loops, traced at their batch."""
+    known = [(f"loop{number}", loop) for number, loop in enumerate(loops)]
+    rows: list[FlatRow] = []
+    for name in _PARTS:
+        values = {key: getattr(loop.parts, name) for key, loop in known}
+        if any(values.values()):
+            rows.append({"part": find_field(name).title, **values})
+    rows.append({"part": "in all", **{key: loop.needed_bytes for key, loop in known}})
+    columns = [Field(key, loop_name(loop.spec).replace("+", " + "), "bytes") for key, loop in known]
+    return DataTable([Field("part", "held at the peak of a step"), *columns], rows)
+
+
+def sentences(found: Prediction) -> list[str]:
+    """Return what the figures stand for."""
+    lines = []
+    if any(loop.memory is not None and not loop.memory.needs_values for loop in found.loops):
+        lines.append(
+            f"Of {NUM_ERRORS:,} peaks on record (H100 and H200) 95 % lie within {_percent(ERROR)} of what this "
+            "predicts. The intervals say so, and fits is close where they leave it open."
+        )
+    if any(loop.takes_workspace for loop in found.loops):
+        lines.append(
+            "fp32: while memory is free, cuDNN takes workspace on top for convolutions without TF32: 95 % of "
+            f"{NUM_ERRORS_FP32_CONVOLUTIONS} such peaks lie within {_percent(ERROR_FP32_CONVOLUTIONS)}."
+        )
+    assumed = [short_device_name(gpu.names[0]) for gpu in found.gpus if not total_bytes(gpu)[1]]
+    if assumed:
+        lines.append(
+            f"Assumed: the memory that a driver leaves of {', '.join(assumed)}. On all GPUs "
+            f"{format_bytes(CONTEXT_BYTES)} are left for the CUDA context, and 1 % for fragmentation."
+        )
+    lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: castwise max-batch")
+    return lines
+
+
+def remarks(found: Prediction) -> list[str]:
+    """Return what a reader must know of single loops."""
+    lines: dict[str, None] = {}
+    for loop in found.loops:
+        name = loop_name(loop.spec)
+        if loop.problem:
+            lines[f"{name} cannot be traced: {loop.problem}"] = None
+        elif loop.memory is not None and loop.memory.needs_values:
+            sizes = " and ".join(map(str, sorted(loop.memory.batches)))
+            why = loop.memory.needs_values
+            lines[f"{name}: from steps of {sizes} samples on the CPU, whose error is not known ({why})"] = None
+        if loop.left_out:
+            lines[f"{name}: traced without {', '.join(loop.left_out)}"] = None
+    return list(lines)
+
+
+def _percent(log_error: float) -> str:
+    return format_percent(math.exp(log_error) - 1)
