@@ -361,3 +361,31 @@ def test_a_search_over_several_gpus_says_how_they_share_and_what_one_of_them_tak
     assert "batch 1,824 a GPU trained " in " ".join(text.split())
     ratios = [row["batch_ratio"] for row in summary_table(found).rows]
     assert all(ratio is not None for ratio in ratios), "fp32 that shares its step in the same way is the baseline"
+
+
+@pytest.mark.parametrize("error", [1.0, 0.98, 1.05])
+def test_a_traced_step_finds_the_same_in_fewer_trials(error: float) -> None:
+    asked = {"precisions": ("bf16-mixed",), "curve": False}
+    without, traced = FakeEngine(usable=0.985), FakeEngine(usable=0.985, traces=error)
+    expected, found = fit(without, **asked)["bf16-mixed"], fit(traced, **asked)["bf16-mixed"]
+    assert sizes(found) == sizes(expected)
+    assert len(traced.measured) <= 6 < len(without.measured)
+    assert len(traced.traced) == 1
+
+
+def test_nothing_is_traced_that_is_on_record_or_needed_for_the_curve_or_on_a_cpu(tmp_path: Path) -> None:
+    made = FakeEngine(traces=1.0)
+    for _ in range(2):
+        fit(made, results=tmp_path, precisions=("fp32",), curve=False)
+    assert len(made.traced) == 1
+    others = FakeEngine(traces=1.0), FakeEngine(traces=1.0, environment=fake_environment(None))
+    fit(others[0], precisions=("fp32",))
+    fit(others[1], device="cpu", memory_bytes=4 * GIB, precisions=("fp32",), curve=False)
+    assert [each.traced for each in others] == [[], []]
+
+
+def test_if_a_traced_batch_crashes_small_ones_are_tried() -> None:
+    made = FakeEngine(traces=1.0, refuses=lambda spec: "too many elements" if spec.batch_size > 1200 else None)
+    found = fit(made, precisions=("fp32",), curve=False)["fp32"]
+    assert found.largest is not None
+    assert {8, 32, 128, 512} <= {trial.spec.batch_size for trial in found.trained}

@@ -126,9 +126,15 @@ def next_small(trials: Sequence[Trial]) -> int | None:
 
 
 def small_ones(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the small batches that a search began with, by the order in which its trials were run."""
+    """Return the small batches that a search began with, by the order in which its trials were run.
+
+    A search that began with a traced step measures them for the curve.
+    """
     found: list[Trial] = []
-    for trial in sorted(trials, key=lambda each: each.started_at):
+    ordered = sorted(trials, key=lambda each: each.started_at)
+    if ordered[0].spec.batch_size != min(trial.spec.batch_size for trial in ordered):
+        ordered = sorted(trials, key=lambda each: each.spec.batch_size)
+    for trial in ordered:
         if found and next_small(found) != trial.spec.batch_size:
             break
         found.append(trial)

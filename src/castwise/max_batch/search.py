@@ -5,7 +5,8 @@ The largest batch that trains and the first that does not are both tried, not co
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from castwise.analysis import steady_metrics
@@ -18,7 +19,9 @@ from castwise.max_batch.result import (
     Ending,
     MaxBatch,
     MaxBatchResult,
+    available_bytes,
     has_trained,
+    held_bytes,
     is_max_batch_trial,
     is_too_large,
     max_batches_of,
@@ -28,9 +31,12 @@ from castwise.max_batch.result import (
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.runner import CachedMeasure, Listener
+from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
+from castwise.registry.gpus import CONTEXT_BYTES
 from castwise.registry.precisions import DEFAULT
+from castwise.spec.memory_line import largest_batch, needed_bytes
 from castwise.spec.options import steps_of
 from castwise.spec.trial import FIT, TrialSpec
 
@@ -64,6 +70,7 @@ class _Bisection:
     template: TrialSpec
     grid: BatchGrid
     usable: float
+    line: Mapping[int, int] = field(default_factory=dict)  # bytes by batch size, of a traced step; empty if unknown
     trials: list[Trial] = field(default_factory=list)
     fits: int = 0
     fails: int | None = None
@@ -93,7 +100,16 @@ class _Bisection:
         return self.fails is not None and self.fails - self.fits <= self.step
 
     def guess(self) -> int | None:
-        """Return what the two largest batches that fit predict; None if they predict nothing."""
+        """Return what the two largest batches that fit predict; None if they predict nothing.
+
+        Of a traced step one batch that fits shows by how much it is off.
+        """
+        trained = [trial for trial in self.trials if has_trained(trial) and held_bytes(trial)]
+        if self.line and trained:
+            last = max(trained, key=lambda trial: trial.spec.batch_size)
+            missed = (held_bytes(last) or 0) - needed_bytes(self.line, last.spec.batch_size)
+            size = largest_batch(self.line, (available_bytes(last) or 0) * self.usable - missed)
+            return None if size is None else self.grid.aligned(size)
         prediction = predict(self.trials, self.usable)
         if prediction is None or prediction.batch_size is None:
             return None
@@ -101,44 +117,60 @@ class _Bisection:
 
     def next_size(self, guess: int | None) -> int:
         """Return the next size between, or beyond, what is known."""
-        if guess is not None and self.fits < guess and (self.fails is None or guess < self.fails):
-            return guess
-        stride = max(self.step, self.grid.aligned(round(_STEP * (guess or self.fits))))
+        by_line = self.guess() if self.line else None
+        for each in (guess, by_line):
+            if each is not None and self.fits < each < (self.fails or math.inf):
+                return each
         if self.fails is None:
-            size = self.fits + stride * 2**self.rises if guess else 2 * self.fits
-            # The guess that fitted predicts better than the small batches did.
-            better_guess = self.guess() if guess and not self.rises else None
-            self.rises += 1
-            return max(size, better_guess or 0)
+            return self._larger(guess, by_line)
         middle = (self.fits + self.fails) // 2 // self.step * self.step
         if self.template.device_type == "cpu":  # where what fails has run a whole step, and memory is guessed less well
             better_guess = self.guess() if has_trained(self.trials[-1]) else None
             size = middle if better_guess is None or better_guess >= self.fails else better_guess
             return max(size, self.fits + self.step)
-        low = self.fails - self.step * 4**self.falls if guess and not self.rises else 0
+        is_near = guess and (by_line is not None or not self.rises)
+        low = self.fails - self.step * 4**self.falls if is_near else 0
         self.falls += 1
         return max(low, middle, self.fits + self.step)
 
+    def _larger(self, guess: int | None, by_line: int | None) -> int:
+        """Return a size beyond all that fit; from one that a traced step says is at the limit, the next one."""
+        near = self.grid.aligned(round(_STEP * (guess or self.fits))) if by_line is None else 0
+        stride = max(self.step, near)
+        size = self.fits + stride * 2**self.rises if guess else 2 * self.fits
+        # The guess that fitted predicts better than the small batches did.
+        better_guess = self.guess() if guess and not self.rises else None
+        self.rises += 1
+        return max(size, better_guess or 0)
+
 
 def find_limit(
-    measure: Callable[[TrialSpec], Trial], template: TrialSpec, grid: BatchGrid, usable: float = USABLE
+    measure: Callable[[TrialSpec], Trial],
+    template: TrialSpec,
+    grid: BatchGrid,
+    usable: float = USABLE,
+    line: Mapping[int, int] | None = None,
 ) -> list[Trial]:
     """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
 
-    A few small batches tell what a sample takes. The prediction from them is tried, and then sizes between the largest
-    batch that fits and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller
-    ones are tried, down to one sample.
+    A few small batches tell what a sample takes, or a traced step does: `line` has its bytes by batch size, and ends
+    with the largest batch that should fit. The prediction is tried, and then sizes between the largest batch that fits
+    and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller ones are tried,
+    down to one sample.
 
     Trials are returned in the order they were run; if the search failed, the last one says why. Tensors are expected
     to fill the share `usable` of a GPU's memory.
     """
-    search = _Bisection(measure, template, grid, usable)
-    size: int | None = grid.aligned(grid.start)
+    search = _Bisection(measure, template, grid, usable, line or {})
+    guess = grid.aligned(max(line)) if line else None
+    if guess is not None and not search.measure_size(guess):  # it may be too large for more than memory
+        guess, search.line = None, {}
+    size: int | None = grid.aligned(grid.start) if guess is None else None
     while size is not None:
         if not search.measure_size(size):
             return search.trials
         size = next_small(search.trials)
-    guess = search.guess()
+    guess = guess or search.guess()
     while not search.is_done:
         if not search.measure_size(search.next_size(guess)):
             break
@@ -185,7 +217,7 @@ class MaxBatchJob:
             earlier = [] if self.job.runner.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
             tried, longest = {trial.spec.key: trial for trial in earlier}, 0.0
             try:
-                find_limit(run_trial, template, self.grid, usable)
+                find_limit(run_trial, template, self.grid, usable, self._trace(template, usable, tried))
                 while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
                     run_trial(template.model_copy(update={"batch_size": size}))
             except _BudgetEndedError:
@@ -201,6 +233,29 @@ class MaxBatchJob:
         num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
         left = () if ending == "done" else self.templates[self.templates.index(template) :]
         return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded, ending, left)
+
+    def _trace(self, template: TrialSpec, usable: float, tried: Collection[str]) -> dict[int, int]:
+        """Return what a traced step takes, by batch size, up to the largest that has room; empty if it is not known.
+
+        Nothing is traced if batches have been tried, or small ones will be for the curve: they predict as well.
+        """
+        environment, runner = self.job.runner.environment, self.job.runner
+        if tried or self.curve or template.device_type != "cuda" or template.world_size > 1:
+            return {}
+        if environment.gpu_memory_bytes is None:
+            return {}
+        most = environment.gpu_memory_bytes - CONTEXT_BYTES
+        room = int(min(most, template.memory_limit_bytes or most) * usable)
+        sizes = (self.grid.start, GROWTH * self.grid.start)
+        with closing(runner.engine.start(template.protocol.timeout_seconds)) as session:
+            try:
+                session.open("cpu")
+                batches = session.trace_memory(template, sizes, (room,), may_compute=False).batches
+            except TrialFailedError:
+                return {}
+        known = {size: parts.peak_bytes for size, parts in batches.items()}
+        largest = largest_batch(known, room) or 0
+        return {size: taken for size, taken in known.items() if size <= largest} if len(known) > 2 else {}
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""
