@@ -1,4 +1,5 @@
 import pytest
+from fake_engine import fake_environment
 
 from castwise.errors import UsageError
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, find_gpu_model, named_gpu, peak, short_device_name
@@ -41,10 +42,39 @@ CHIPS = [
     ("Tesla P100-PCIE-16GB", 56, 1303, 128, 256),
     ("GeForce GTX 1080 Ti", 28, 1582, 256, None),
     ("Tesla K80", 13, 875, 384, None),
+    ("AMD Radeon RX 9070 XT", 64, 2970, 256, 1024),
+    ("AMD Radeon RX 7900 XTX", 96, 2498, 256, 512),
+    ("AMD Instinct MI355X", 256, 2400, 256, 4096),
+    ("AMD Instinct MI350X", 256, 2200, 256, 4096),
     ("AMD Instinct MI300X", 304, 2100, 256, 2048),
     ("AMD Instinct MI250X", 110, 1700, 256, 1024),
     ("AMD Instinct MI210", 104, 1700, 256, 1024),
     ("AMD Instinct MI100", 120, 1502, 256, 1024),
+]
+
+
+# What NVIDIA's whitepapers and datasheets print of cards whose peaks are computed, dense, sums in float32. The
+# figures of the 4080, 3090 Ti, 3080 Ti, 3070 and RTX 20 are those of Lightning's table, too
+# (lightning_fabric/utilities/throughput.py).
+PRINTED = [
+    ("GeForce RTX 5080", "fp32", 56.3),
+    ("GeForce RTX 5070 Ti", "fp32", 43.9),
+    ("GeForce RTX 5070", "fp32", 30.9),
+    ("RTX PRO 6000 Blackwell Workstation Edition", "fp32", 126.0),
+    ("RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
+    ("GeForce RTX 4080 SUPER", "fp32", 52.2),
+    ("GeForce RTX 4080", "fp32", 48.7),
+    ("GeForce RTX 4080", "fp16", 97.5),
+    ("GeForce RTX 3090 Ti", "fp32", 40.0),
+    ("GeForce RTX 3090 Ti", "fp16", 80.0),
+    ("GeForce RTX 3080 Ti", "fp32", 34.1),
+    ("GeForce RTX 3070", "fp32", 20.3),
+    ("RTX A5000", "fp16", 111.1),
+    ("RTX A4500", "fp16", 94.6),
+    ("RTX A4000", "fp16", 76.7),
+    ("RTX A2000", "fp16", 31.95),
+    ("GeForce RTX 2080 SUPER", "fp32", 11.15),
+    ("GeForce RTX 2070 SUPER", "fp32", 9.06),
 ]
 
 
@@ -57,16 +87,16 @@ def device(name: str) -> GpuModel:
 @each_row
 def test_a_row_is_found_by_its_exact_names_alone(row):
     for name in row.names:
-        assert find_gpu_model(name) is row
+        assert find_gpu_model(name, row.memory_gigabytes * 10**9) is row
         for other in (f"{name} ", f" {name}", f"{name} Laptop GPU", f"{name} MIG 1g.10gb", name.lower()):
             assert find_gpu_model(other) is None
 
 
 @each_row
 def test_a_row_s_figures_are_possible(row):
-    assert row.peaks["fp32"]
-    assert 8 <= row.memory_gigabytes <= 300
-    assert 1e11 < row.bandwidth_bytes_per_second < 1e13
+    assert row.peaks["fp32"] or "not known" in row.source or "prints" in row.source or "print no peak" in row.source
+    assert 6 <= row.memory_gigabytes <= 300
+    assert 5e10 < row.bandwidth_bytes_per_second < 1e13
     for dtypes in (("fp32", "tf32", "fp16", "fp8"), ("fp32", "tf32", "bf16", "fp8")):
         rates = [rate for dtype in dtypes if (rate := peak(row, dtype)) is not None]
         assert rates == sorted(rates), "a narrower dtype is never slower"
@@ -75,9 +105,34 @@ def test_a_row_s_figures_are_possible(row):
         assert fp16 == pytest.approx(2 * tf32, rel=0.03)
     if fp8 is not None:
         assert fp8 == pytest.approx(2 * fp16, rel=0.03)
-    if row.capability is not None:
-        assert (tf32 is None) == (bf16 is None) == (row.capability < (8, 0))
-        assert (fp8 is None) == (row.capability < (8, 9))
+    if row.capability is not None and row.capability < (8, 9):
+        assert fp8 is None
+    if row.capability is not None and row.capability < (8, 0):
+        assert tf32 is bf16 is None
+
+
+@each_row
+def test_measured_products_are_those_of_this_gpu(row):
+    for dtype, rate in row.measured.items():
+        limit = peak(row, dtype)
+        # A clock above the datasheet's: the RTX A2000 by 17 %. A tenth of it: GPUs without hardware for the format.
+        assert limit is None or 0.4 < rate / limit < 1.2, dtype
+
+
+def test_gpus_of_one_name_are_told_apart_by_their_memory():
+    ten, twelve = (find_gpu_model("NVIDIA GeForce RTX 3080", size * 2**30) for size in (10, 12))
+    assert (ten.bandwidth_bytes_per_second, twelve.bandwidth_bytes_per_second) == (760e9, 912e9)
+    assert find_gpu_model("NVIDIA GeForce RTX 3080") is None
+    environment = fake_environment((8, 6), gpu="NVIDIA GeForce RTX 3080", gpu_memory_bytes=12_600_000_000)
+    assert environment.gpu_model is twelve
+    assert find_gpu_model("AMD Instinct MI60 / MI50", 17_163_091_968).peaks["fp16"] == 26.5e12
+    assert find_gpu_model("AMD Instinct MI60 / MI50", 34_342_961_152).peaks["fp16"] is None
+
+
+@pytest.mark.parametrize(("name", "dtype", "printed"), PRINTED)
+def test_peaks_are_what_the_vendor_prints(name, dtype, printed):
+    (row,) = (row for row in GPU_MODELS if row.names[0] == f"NVIDIA {name}")
+    assert peak(row, dtype) == pytest.approx(printed * 1e12, rel=0.006)
 
 
 @pytest.mark.parametrize("name", ["", "H100", "NVIDIA GeForce RTX 4090 D", "AMD Instinct MI250X / MI250", "cpu"])
@@ -101,7 +156,9 @@ def test_peaks_are_what_the_chip_comes_to(name, multiprocessors, megahertz, fp32
 
 @each_row
 def test_a_row_is_found_by_its_short_name(row):
-    assert named_gpu(short_device_name(row.names[0])) is row
+    is_shared = find_gpu_model(row.names[0]) is None
+    memory = f" {row.memory_gigabytes}GB" if is_shared else ""
+    assert named_gpu(short_device_name(row.names[0]) + memory) is row
 
 
 @pytest.mark.parametrize(
@@ -114,6 +171,9 @@ def test_a_row_is_found_by_its_short_name(row):
         ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
         ("A100 40GB PCIe", "NVIDIA A100-SXM4-40GB"),
         ("H200", "NVIDIA H200"),
+        ("3090", "NVIDIA GeForce RTX 3090"),
+        ("3090 ti", "NVIDIA GeForce RTX 3090 Ti"),
+        ("3080 12GB", "NVIDIA GeForce RTX 3080"),
         ("H100", "NVIDIA H100 80GB HBM3"),
     ],
 )
@@ -125,6 +185,7 @@ def test_people_leave_out_words(name, full):
     ("name", "message"),
     [
         ("V100", "'V100' stands for 4 GPUs. Name one: V100-SXM2-16GB, V100-SXM2-32GB, V100-PCIE-16GB, V100-PCIE-32GB."),
+        ("3080", "'3080' stands for 3 GPUs. Name one: RTX 3080 Ti, RTX 3080 12GB, RTX 3080 10GB."),
         ("RTX 4096", "No GPU named 'RTX 4096'. Did you mean RTX 4090"),
         ("", "No GPU named ''"),
         ("NVIDIA", "No GPU named 'NVIDIA'"),

@@ -17,7 +17,6 @@ from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
 from castwise.records.schema import KernelTime, StepFlops, StepProfile, Trial
-from castwise.registry.gpus import find_gpu_model
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph
@@ -107,7 +106,7 @@ class StepEvidence:
         self.counters = next((trial.counters for trial in row.trials if trial.counters is not None), None)
         self.flops = flops_of(row.trials)
         self.counted = self.flops or StepFlops()  # nothing, where none were
-        self.gpu = find_gpu_model(self.trial.environment.gpu or "")
+        self.gpu = self.trial.environment.gpu_model
         self.precision = precision_of(self.trial)
         self.on_cpu = self.trial.spec.device_type == "cpu"
         self.settings = set[str]() if self.on_cpu else {*self.spent.settings}

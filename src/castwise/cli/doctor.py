@@ -8,7 +8,6 @@ from rich.table import Table
 from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
 from castwise.records.shared import shared_records
-from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import (
     NAMED_PRECISIONS,
     PRECISIONS,
@@ -71,7 +70,7 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
     if environment.gpu is None:
         return [*facts, ("GPU", "none that torch can use")]
     major, minor = environment.capability or (0, 0)
-    known = find_gpu_model(environment.gpu)
+    known = environment.gpu_model
     switches = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
     states = {name: environment.fp32_precision.get(path) == "tf32" for name, path in switches.items()}
     tf32 = ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in states.items())

@@ -64,16 +64,21 @@ def techniques() -> Table:
 
 def devices() -> Table:
     """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s."""
-    table = Table(box=None, pad_edge=False, title="Dense peaks of the datasheets, TFLOP/s", title_justify="left")
+    title = "Dense peaks of the datasheets, and products measured in PyTorch, TFLOP/s"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     table.add_column("GPU, as torch names it")
+    table.add_column("GB", justify="right")
     for dtype in PEAK_DTYPES:
         table.add_column(dtype, justify="right")
     table.add_column("TB/s", justify="right")
+    table.add_column("measured fp16, bf16", justify="right")
     table.add_column("source")
     for row in GPU_MODELS:
         peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
         bandwidth = _figure(row.bandwidth_bytes_per_second)
-        table.add_row(row.names[0], *(_figure(value) for value in peaks), bandwidth, row.source)
+        measured = ", ".join(_figure(row.measured.get(dtype)) for dtype in ("fp16", "bf16")) if row.measured else "–"
+        memory = str(row.memory_gigabytes)
+        table.add_row(row.names[0], memory, *(_figure(value) for value in peaks), bandwidth, measured, row.source)
     return table
 
 

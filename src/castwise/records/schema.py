@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from castwise.registry.gpus import GpuModel, find_gpu_model
 from castwise.registry.kernel_classes import Format, KernelClass
 from castwise.registry.precisions import Hardware
 from castwise.spec.frozen import FrozenModel, renamed
@@ -103,6 +104,11 @@ class Environment(FrozenModel):
     def hardware(self) -> Hardware:
         """Return what decides which precisions the device has."""
         return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
+
+    @property
+    def gpu_model(self) -> GpuModel | None:
+        """Return what the GPU's vendor prints of it; None on a CPU, and if castwise does not know the GPU."""
+        return find_gpu_model(self.gpu or "", self.gpu_memory_bytes)
 
     def gpus_of(self, spec: TrialSpec) -> dict[str, str]:
         """Return the UUIDs of a trial's GPUs by torch's device names; an unknown UUID is empty, a CPU has none."""

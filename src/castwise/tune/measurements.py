@@ -15,7 +15,6 @@ from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_esti
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.analysis.step_evidence import power_limit_of
 from castwise.records.schema import Trial
-from castwise.registry.gpus import find_gpu_model
 from castwise.registry.techniques import Technique
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
@@ -117,7 +116,7 @@ class Measurements:
         seconds = None if trial is None else steady_metrics.step_seconds(trial)
         if trial is None or trial.facts is None or seconds is None:
             return True
-        gpu = find_gpu_model(trial.environment.gpu or "")
+        gpu = trial.environment.gpu_model
         bandwidth = 0.0 if gpu is None else gpu.bandwidth_bytes_per_second
         copied = row.saves_bytes * trial.facts.num_parameters / bandwidth if bandwidth else math.inf
         return min(row.saves_seconds, copied) >= LEAST_GAIN * seconds
