@@ -1,7 +1,7 @@
 """Every warning fires on the record it is for, and on no other."""
 
 import pytest
-from fake_engine import fake_facts, fake_spec, fake_trial
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
 from syrupy.assertion import SnapshotAssertion
 
@@ -51,6 +51,13 @@ def fp8_trial(share: float) -> Trial:
     return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"flops": flops}),)})
 
 
+def rtx5090_trial(teraflops: float) -> Trial:
+    """Return a trial on a GPU whose bfloat16 has a peak of 209.5 TFLOP/s."""
+    trial = fake_trial(step_seconds=STEADY, environment=fake_environment(gpu="NVIDIA GeForce RTX 5090"))
+    flops = StepFlops(products={"linear": {"bf16": round(teraflops * 1e11)}})  # in 0.1 s
+    return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"flops": flops}),)})
+
+
 FOUR: dict[str, object] = {"num_gpus": 4, "power_watts": 2400.0}
 HELD = fake_reading(**FOUR, throttle_reasons=("hw_slowdown",), affected_gpus={"hw_slowdown": ("cuda:3",)})
 SHARED = [
@@ -90,6 +97,7 @@ FIRES: list[tuple[str, Trial]] = [
     ("untimed-work", between_steps(period_steps=0, times_seen=1)),
     ("untimed-work", between_steps(period_steps=0, times_seen=3)),
     ("little-fp8", fp8_trial(0.49)),
+    ("above-peak", rtx5090_trial(238)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4)),
     ("noisy", trial_with(fake_reading(), seconds=(0.1, 0.12) * 4, settled=False)),
     ("first-block-slow", trial_with(fake_reading(), seconds=(0.12, *STEADY[1:]))),
@@ -109,6 +117,7 @@ FIRES: list[tuple[str, Trial]] = [
 
 SILENT: list[Trial] = [
     fp8_trial(0.5),
+    rtx5090_trial(200),
     trial_with(fake_reading()),
     trial_with(fake_reading(throttle_reasons=("gpu_idle",))),
     trial_with(fake_reading(throttle_reasons=("applications_clocks_setting", "sync_boost"))),

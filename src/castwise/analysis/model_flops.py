@@ -6,8 +6,9 @@ Source: Chowdhery et al., "PaLM" (2022), appendix B, which defines the model FLO
 from collections.abc import Sequence
 
 from castwise.records.schema import Float8Facts, StepFlops, Trial
-from castwise.registry.gpus import find_gpu_model, peak
+from castwise.registry.gpus import peak
 from castwise.registry.precisions import precision_row
+from castwise.registry.techniques import step_config_of
 
 # If this share of a step's FLOPs or more is in one format, its peak is the step's: a rotary embedding of Llama's
 # multiplies a millionth of them in float32. Source: chosen here.
@@ -47,21 +48,31 @@ def model_flops_per_second(trials: Sequence[Trial], step_seconds: float | None) 
     return flops.total * trials[0].spec.num_processes / step_seconds
 
 
-def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
-    """Return the MFU, 0 to 1: model FLOP/s over the GPUs' dense peak in the format that ran, as its vendor states it.
+def share_of_peak(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
+    """Return model FLOP/s over the GPUs' dense peak in the format that ran, as its vendor states it.
 
-    The peak holds at the boost clock, whatever the clock was: so do others' figures.
+    It is above 1 if a GPU runs above the clock at which the peak holds.
 
-    None if that peak is not known, if products run in several formats, and if no FLOPs are counted.
+    None if that peak is not known, as of sums in float16, if products run in several formats, and if no FLOPs are
+    counted.
     """
     rate, flops = model_flops_per_second(trials, step_seconds), flops_of(trials)
-    if rate is None or flops is None:
+    if rate is None or flops is None or step_config_of(trials[0].spec.techniques).fp16_accumulation:
         return None
     name, most = next(iter(flops.by_format.items()))
-    limit = peak(find_gpu_model(trials[0].environment.gpu or ""), name)
+    limit = peak(trials[0].environment.gpu_model, name)
     if limit is None or most < _ONE_FORMAT * flops.total:
         return None
     return rate / (limit * trials[0].spec.world_size)
+
+
+def model_flops_utilization(trials: Sequence[Trial], step_seconds: float | None) -> float | None:
+    """Return the MFU, 0 to 1: the share of the peak at the boost clock, whatever the clock was. So do others' figures.
+
+    None if that share is not known, and if it is above 1: the peak is then not this GPU's, and `warnings.py` says so.
+    """
+    share = share_of_peak(trials, step_seconds)
+    return None if share is None or share > 1 else share
 
 
 def fp8_share(trials: Sequence[Trial]) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.model_flops import share_of_peak
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share
 
@@ -299,6 +300,17 @@ def _little_fp8(trial: Trial) -> _Found:
     )
 
 
+def _above_peak(trial: Trial) -> _Found:
+    share = share_of_peak([trial], steady_metrics.step_seconds(trial))
+    if share is None or share <= 1:
+        return None
+    return (
+        f"the model's FLOP/s are {share:.2f} times the datasheet's peak, so castwise prints no MFU",
+        "a clock above the boost clock of the datasheet, as of GeForce cards; else FLOPs that are not computed",
+        "compare step times, which hold",
+    )
+
+
 # The one list, the most serious first.
 _CHECKS: dict[str, Callable[[Trial], _Found]] = {
     "ecc-errors": _ecc_errors,
@@ -310,6 +322,7 @@ _CHECKS: dict[str, Callable[[Trial], _Found]] = {
     "thermal-drift": _thermal_drift,
     "first-block-slow": _first_block_slow,
     "too-few-blocks": _too_few_blocks,
+    "above-peak": _above_peak,
     "throttled": _throttled,
     "clock-below-boost": _clock_below_boost,
     "persistence-off": _persistence_off,
