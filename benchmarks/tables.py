@@ -45,6 +45,7 @@ from castwise.analysis.model_flops import float8_of, fp8_share
 from castwise.analysis.result_table import Row, rows_of_steps
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
+from castwise.registry.architectures import find_architecture
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.published import find_published
@@ -150,11 +151,17 @@ ASKED = {
     "Tesla P100-PCIE-16GB": "P100",
     "Tesla V100-SXM2-16GB": "V100",
     "NVIDIA GeForce GTX 1080 Ti": "GTX 1080 Ti",
+    "NVIDIA GeForce GTX 1660 Ti": "GTX 16 (1660 Ti)",
     "NVIDIA GeForce RTX 2080 Ti": "RTX 20 (2080 Ti)",
     "NVIDIA TITAN RTX": "Titan RTX",
+    "NVIDIA GeForce RTX 3060 Ti": "RTX 3060 Ti",
     "NVIDIA GeForce RTX 3090": "RTX 30 (3090)",
+    "NVIDIA GeForce RTX 4070 SUPER": "RTX 4070 SUPER",
     "NVIDIA GeForce RTX 4090": "RTX 40 (4090)",
+    "NVIDIA GeForce RTX 5070 Ti": "RTX 5070 Ti",
     "NVIDIA GeForce RTX 5090": "RTX 50 (5090)",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX PRO 6000",
+    "NVIDIA GB10": "GB10",
     "NVIDIA A10": "A10",
     "NVIDIA A10G": "A10G",
     "NVIDIA L4": "L4",
@@ -163,7 +170,9 @@ ASKED = {
     "NVIDIA H100 80GB HBM3": "H100",
     "NVIDIA H200": "H200",
     "NVIDIA B200": "B200",
+    "NVIDIA B300 SXM6 AC": "B300",
     "AMD Instinct MI300X": "MI300X",
+    "AMD Radeon RX 7900 XTX": "RX 7900 XTX",
 }
 
 
@@ -173,14 +182,19 @@ def my_gpu(_: str) -> str:
     for name, words in ASKED.items():
         gpu = find_gpu_model(name)
         assert gpu is not None
-        peaks, has_tensor_cores = gpu.peaks, gpu.capability is None or gpu.capability >= (7, 0)
-        first = "bf16-mixed" if peaks["bf16"] else "fp16-mixed" if has_tensor_cores else "fp32"
+        peaks, generation = gpu.peaks, find_architecture(gpu.capability, gpu.architecture)
+        assert generation is not None
+        formats = generation.native.split()
+        # Of Turing the GTX 16 has no Tensor Cores, and no peak in float16.
+        fp16 = "fp16-mixed" if "fp16" in formats and (peaks["fp16"] or not peaks["fp32"]) else "fp32"
+        first = "bf16-mixed" if "bf16" in formats else fp16
         fastest = peaks["bf16"] or peaks["fp16"]
         most = [f"{fastest / rate:.2g}×" if fastest and (rate := peaks[of]) else "–" for of in ("fp32", "tf32")]
-        float8 = "yes" if peaks["fp8"] and gpu.capability else "–"
-        cells.append((words, f"{gpu.memory_gigabytes} GB", f"`{first}`", *most, float8, _measured_on(name, words)))
-    heading = "GPU | memory | try first | at most × fp32 | at most × TF32 | FP8 | measured"
-    return "\n".join(markdown(heading, "lrlrrll", cells)) + "\n"
+        narrow = ", ".join(each for each in formats if each not in ("tf32", "fp16", "bf16")) or "–"
+        memory = f"{gpu.memory_gigabytes} GB"
+        cells.append((words, memory, f"`{first}`", *most, narrow, generation.build, _measured_on(name, words)))
+    heading = "GPU | memory | try first | at most × fp32 | at most × TF32 | also | PyTorch | measured"
+    return "\n".join(markdown(heading, "lrlrrlll", cells)) + "\n"
 
 
 def _measured_on(gpu: str, words: str) -> str:

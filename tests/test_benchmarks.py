@@ -132,7 +132,7 @@ def test_what_to_try_first_on_a_gpu_runs_there_at_full_speed() -> None:
     for name, words in tables.ASKED.items():
         gpu = find_gpu_model(name)
         assert gpu is not None
-        hardware, row = Hardware(name, gpu.capability or (8, 0)), find_precision(tried[words])
+        hardware, row = Hardware(name, gpu.capability, code=gpu.architecture), find_precision(tried[words])
         assert (why_unsupported(row, hardware), why_emulated(row, hardware)) == (None, None), words
 
 

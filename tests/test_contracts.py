@@ -9,6 +9,7 @@ import torch
 
 from castwise.apply.precision import numeric_state, read_fp32_precision, restore_fp32_precision
 from castwise.errors import UsageError
+from castwise.registry.architectures import FORMATS
 from castwise.registry.datasets import DATA_SETS, find_data_set
 from castwise.registry.gpus import PEAK_DTYPES
 from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, Precision, find_precision
@@ -99,8 +100,8 @@ def test_a_precision_is_consistent(row: Precision) -> None:
         assert row.param_dtype == "float32"
     if row.float32_matmul == "tf32":
         assert row.param_dtype == "float32"
-        assert row.capability >= (8, 0)
-    assert row.emulated_below is False or row.capability > (0, 0)
+        assert row.format == "tf32"
+    assert row.format is None or row.format in FORMATS
 
 
 @every_precision

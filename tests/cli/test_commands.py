@@ -178,11 +178,21 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     lines = {line.split()[0]: line for line in done.out.splitlines() if line.strip()}
     assert "Fake GPU, 16.0 GiB, 1 in all" in lines["GPU"]
     assert "7.5" in lines["capability"]
+    assert "fp16 (Turing)" in lines["trains"]
     assert "native" in lines["fp32"]
     assert "impossible" in lines["tf32"]
     assert "emulated" in lines["bf16-mixed"]
     assert set(ALL) <= set(lines)
     assert command.records() == []
+
+
+def test_doctor_shows_what_torch_lacks_for_the_gpu_and_what_others_measured(command: CommandLine) -> None:
+    gpu = fake_environment((6, 1), gpu="NVIDIA GeForce GTX 1080 Ti", torch="2.15.0", cuda="13.2")
+    lines = [" ".join(line.split()) for line in command("doctor", engine=FakeEngine(environment=gpu)).out.splitlines()]
+    text = " ".join(lines)
+    assert "torch 2.15.0 for CUDA 13.2 has no kernels for Pascal: install PyTorch up to 2.14, for CUDA 12.6" in text
+    assert "products measured fp32 10.1, fp16 9.6, bf16 5.4 TFLOP/s in PyTorch, by others" in text
+    assert any(line.startswith("fp16-mixed no faster") for line in lines)
 
 
 def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:

@@ -170,12 +170,7 @@ def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
     assert precisions(job(FakeEngine(environment=fake_environment((9, 0))))) == ALL
     older = [name for name in ALL if name not in ("default", "tf32")]
     assert precisions(job(FakeEngine(environment=fake_environment((7, 5))))) == older
-    assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == [
-        "fp32",
-        "bf16-mixed",
-        "bf16-master",
-        "bf16-true",
-    ]
+    assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == ["fp32"]
     assert precisions(job(FakeEngine(environment=fake_environment(None)))) == older
 
 

@@ -39,7 +39,7 @@ NEW = Precision(
     keeps_float32_weights=True,
     loop_changes=2,
     peak_dtype="bf16",
-    capability=(8, 0),
+    format="tf32",
     code="with torch.autocast(device_type={device!r}, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)\n"
     "loss.backward()\noptimizer.step()",
     frameworks=Frameworks(lightning="bf16-mixed", accelerate="bf16", transformers="bf16=True"),
@@ -122,9 +122,9 @@ def test_a_precision_without_a_row_has_neutral_defaults() -> None:
         ("fp8-tensorwise", (8, 6), "needs CUDA compute capability 8.9 or newer; GPU has 8.6"),
         ("fp8-tensorwise", None, "needs CUDA compute capability 8.9 or newer; GPU is a CPU"),
         ("fp8-rowwise", (8, 9), "needs CUDA compute capability 9.0 or newer; GPU has 8.9"),
-        ("mxfp8", (9, 0), "needs CUDA compute capability 10.0 or newer, before 12.0; GPU has 9.0"),
-        ("mxfp8", (12, 0), "needs CUDA compute capability 10.0 or newer, before 12.0; GPU has 12.0"),
-        ("nvfp4", (12, 1), "needs CUDA compute capability 10.0 or newer, before 12.0; GPU has 12.1"),
+        ("mxfp8", (9, 0), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 9.0"),
+        ("mxfp8", (12, 0), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 12.0"),
+        ("nvfp4", (12, 1), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 12.1"),
         ("nvfp4", (10, 0), "castwise does not train in it yet"),
     ],
 )

@@ -51,6 +51,7 @@ class Listing(StrEnum):
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
     TECHNIQUES = "techniques"
+    GPUS = "gpus"
     DEVICES = "devices"
     SUITES = "suites"
 

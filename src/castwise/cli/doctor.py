@@ -8,6 +8,8 @@ from rich.table import Table
 from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment
 from castwise.records.shared import shared_records
+from castwise.registry.architectures import why_no_kernels
+from castwise.registry.gpus import GpuModel
 from castwise.registry.precisions import (
     NAMED_PRECISIONS,
     PRECISIONS,
@@ -39,6 +41,8 @@ def doctor() -> int:
                 table.add_row(row.name, "[red]impossible[/]", escape(impossible))
             elif (emulated := why_emulated(row, hardware)) is not None:
                 table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))
+            elif hardware.support(row) == "slow" and hardware.architecture is not None:
+                table.add_row(row.name, "[yellow]no faster[/]", escape(hardware.architecture.note))
             else:
                 table.add_row(row.name, "[green]native[/]", escape(row.summary))
         console.print(table)
@@ -82,13 +86,31 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
         ("capability", f"{major}.{minor}"),
+        *_formats(environment),
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
         ("others", others if rows else "no figures with this GPU are known; `castwise share` makes some of yours"),
+        *_products(known),
         ("TF32 by default", f"{tf32} (a trial sets all three itself)"),
         *_driver_facts(environment.gpu_uuid),
         *facts,
     ]
+
+
+def _formats(environment: Environment) -> list[tuple[str, str]]:
+    """Return what the GPU's generation trains in, and what torch lacks for it."""
+    generation = environment.hardware.architecture
+    if generation is None:
+        return [("trains in", "not known to castwise")]
+    kernels = why_no_kernels(generation, environment.torch, environment.cuda)
+    formats = f"{', '.join(generation.native.split()) or 'fp32'} ({generation.name})"
+    return [("trains in", formats), *([("kernels", kernels)] if kernels else [])]
+
+
+def _products(gpu: GpuModel | None) -> list[tuple[str, str]]:
+    rates = {} if gpu is None else gpu.measured
+    text = ", ".join(f"{dtype} {rate / 1e12:.4g}" for dtype, rate in rates.items())
+    return [("products measured", f"{text} TFLOP/s in PyTorch, by others")] if text else []
 
 
 def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from castwise.registry.architectures import ARCHITECTURES, dotted, needed_capabilities
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
 from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
@@ -31,9 +32,10 @@ def workloads() -> Table:
 def precisions() -> Table:
     table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
     for row in (*PRECISIONS, *NAMED_PRECISIONS):
-        needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
-        needs += f", < {row.no_capability[0]}.{row.no_capability[1]}" if row.no_capability else ""
-        needs += ", else emulated" if row.emulated_below else ""
+        needed = needed_capabilities(row.format or "")
+        needs = "any" if needed is None else f"≥ {dotted(needed[0])}"
+        needs += f", < {dotted(needed[1])}" if needed and needed[1] else ""
+        needs += ", else emulated" if ARCHITECTURES[0].support(row.format or "") == "emulated" else ""
         also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
         table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)
     return table
@@ -59,6 +61,17 @@ def techniques() -> Table:
     for name, members in SETS.items():
         own = "; in a suite, for the loop that its file names" if name == TUNED else ""
         table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "")
+    return table
+
+
+def gpus() -> Table:
+    """Return what each generation of GPUs trains in, and which PyTorch has kernels for it."""
+    table = _table("since", "generation", "trains in", "no faster", "PyTorch", "note")
+    for row in ARCHITECTURES:
+        slow = [f"{name} (emulated)" if row.support(name) == "emulated" else name for name in row.without_speed]
+        table.add_row(
+            row.code, row.name, ", ".join(row.native.split()) or "–", ", ".join(slow) or "–", row.build, row.note or "–"
+        )
     return table
 
 

@@ -69,6 +69,7 @@ class Environment(FrozenModel):
     gpu_uuid: str | None = None  # the GPU's UUID as NVML knows it
     gpu_uuids: tuple[str, ...] = ()  # the UUIDs of all GPUs that torch sees, in its order; empty in older records
     capability: tuple[int, int] | None = None  # CUDA compute capability, as (major, minor)
+    architecture: str | None = None  # torch's name of the architecture of a GPU without CUDA: "gfx942"
     gpu_memory_bytes: int | None = None  # the GPU's memory
     num_gpus: int = 0  # GPUs that torch sees
     other_hosts: tuple[str, ...] = ()  # the other nodes of a trial over several, by rank
@@ -103,7 +104,9 @@ class Environment(FrozenModel):
     @property
     def hardware(self) -> Hardware:
         """Return what decides which precisions the device has."""
-        return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
+        if self.gpu is None:
+            return Hardware(self.device_name, None, self.cpu_features)
+        return Hardware(self.device_name, self.capability, self.cpu_features, self.architecture or "")
 
     @property
     def gpu_model(self) -> GpuModel | None:

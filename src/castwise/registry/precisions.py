@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from castwise.errors import UsageError, unknown_name
+from castwise.registry.architectures import Architecture, Format, dotted, find_architecture, needed_capabilities
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -64,9 +65,7 @@ class Precision:
     keeps_float32_weights: bool = False  # updates are made to float32 weights, so that small ones are not rounded away
     loop_changes: int = 99  # how much it changes a loop, from 0; of nearly equal speeds advice takes the least
     peak_dtype: str = ""  # the datasheet's column that bounds its matrix work
-    capability: tuple[int, int] = (0, 0)  # from which CUDA hardware has it
-    no_capability: tuple[int, int] | None = None  # from which CUDA hardware no longer has it
-    emulated_below: bool = False  # older hardware emulates it
+    format: Format | None = None  # of registry/architectures.py, which a GPU must have; any has float32
     on_cpu: bool = True  # PyTorch trains in it on a CPU
     float8_recipe: str = ""  # of torchao, which trains linear layers in FP8; it pays in compiled loops only
     is_trained: bool = True  # castwise can train in it
@@ -101,7 +100,6 @@ with torch.autocast(device_type="{device}", dtype=torch.bfloat16):
 loss.backward()
 optimizer.step()"""
 
-_TF32_CAPABILITY = (8, 0)
 _FLOAT32 = Frameworks(
     lightning="32-true",
     accelerate="no",
@@ -113,14 +111,14 @@ _FLOAT32 = Frameworks(
 )
 
 
-def _fp8(name: str, recipe: str, summary: str, capability: tuple[int, int], loop_changes: int, look: Look) -> Precision:
+def _fp8(name: str, recipe: str, summary: str, wanted: Format, loop_changes: int, look: Look) -> Precision:
     return Precision(
         name=name,
         summary=f"bf16-mixed with linear layers in FP8 by torchao, {summary}; needs compile",
         autocast_dtype="bfloat16",
         keeps_float32_weights=True,
         loop_changes=loop_changes,
-        capability=capability,
+        format=wanted,
         on_cpu=False,
         float8_recipe=recipe,
         look=look,
@@ -162,7 +160,7 @@ PRECISIONS: tuple[Precision, ...] = (
         keeps_float32_weights=True,
         loop_changes=2,
         peak_dtype="tf32",
-        capability=_TF32_CAPABILITY,
+        format="tf32",
         on_cpu=False,
         code=_IEEE_CODE.replace("False", "True"),
         frameworks=replace(_FLOAT32, transformers="tf32=True", setting='torch.set_float32_matmul_precision("high")'),
@@ -177,7 +175,7 @@ PRECISIONS: tuple[Precision, ...] = (
         keeps_float32_weights=True,
         loop_changes=4,
         peak_dtype="fp16",
-        capability=(5, 3),
+        format="fp16",
         frameworks=Frameworks(
             lightning="16-mixed",
             lightning_on_cpu=False,
@@ -200,8 +198,7 @@ PRECISIONS: tuple[Precision, ...] = (
         keeps_float32_weights=True,
         loop_changes=3,
         peak_dtype="bf16",
-        capability=(8, 0),
-        emulated_below=True,
+        format="bf16",
         code=_MIXED_BF16_CODE,
         frameworks=Frameworks(
             lightning="bf16-mixed",
@@ -225,7 +222,7 @@ PRECISIONS: tuple[Precision, ...] = (
         keeps_float32_weights=True,
         loop_changes=6,
         peak_dtype="fp16",
-        capability=(5, 3),
+        format="fp16",
         frameworks=Frameworks(deepspeed='"fp16": {"enabled": true}'),
         look=Look("#009e73", "triangle-down", "dot"),
     ),
@@ -237,8 +234,7 @@ PRECISIONS: tuple[Precision, ...] = (
         keeps_float32_weights=True,
         loop_changes=5,
         peak_dtype="bf16",
-        capability=(8, 0),
-        emulated_below=True,
+        format="bf16",
         frameworks=Frameworks(deepspeed='"bf16": {"enabled": true}'),
         look=Look("#882255", "hexagon", "solid"),
     ),
@@ -249,7 +245,7 @@ PRECISIONS: tuple[Precision, ...] = (
         param_dtype="float16",
         batch_norm_dtype="float16",
         peak_dtype="fp16",
-        capability=(5, 3),
+        format="fp16",
         frameworks=Frameworks(
             lightning="16-true", accelerate="no", transformers="", cast="model.half()", open_clip="pure_fp16"
         ),
@@ -261,8 +257,7 @@ PRECISIONS: tuple[Precision, ...] = (
         param_dtype="bfloat16",
         batch_norm_dtype="bfloat16",
         peak_dtype="bf16",
-        capability=(8, 0),
-        emulated_below=True,
+        format="bf16",
         frameworks=Frameworks(
             lightning="bf16-true", accelerate="no", transformers="", cast="model.bfloat16()", open_clip="pure_bf16"
         ),
@@ -277,24 +272,26 @@ _BF16_SR = Precision(
     stochastic_rounding=True,
     loop_changes=6,
     peak_dtype="bf16",
-    capability=(8, 0),
-    emulated_below=True,
+    format="bf16",
     look=Look("#aa4499", "star", "dot"),
 )
 
 # Precisions with products in less than 16 bits: like bf16-sr, they are measured only if they are named. Source of the
-# recipes and of what they need: torchao 0.18, torchao/float8/config.py, and the products that cuBLASLt has. MXFP8 and
-# NVFP4 are not for GeForce Blackwell (12.x): it lacks two of the three layouts of MXFP8's products in training, and the
-# stochastic rounding of NVFP4's. Source: docs/support_matrix.rst of NVIDIA/TransformerEngine; pytorch/pytorch#198126
-# for MXFP8.
+# recipes: torchao 0.18, torchao/float8/config.py. MXFP8 and NVFP4 are not for GeForce Blackwell (12.x): it lacks two of
+# the three layouts of MXFP8's products in training, and the stochastic rounding of NVFP4's. Source:
+# docs/support_matrix.rst of NVIDIA/TransformerEngine; pytorch/pytorch#198126 for MXFP8.
+_BLOCK_SCALED: tuple[tuple[Format, str], ...] = (
+    ("mxfp8", "FP8 with a scale for 32 values (OCP MX)"),
+    ("nvfp4", "FP4 with a scale for 16 values (NVIDIA)"),
+)
 NARROW_PRECISIONS: tuple[Precision, ...] = (
-    _fp8("fp8-tensorwise", "tensorwise", "a scale a tensor", (8, 9), 7, Look("#4444ee", "pentagon", "solid")),
-    _fp8("fp8-rowwise", "rowwise", "a scale a row", (9, 0), 8, Look("#66cc66", "triangle-left", "dash")),
+    _fp8("fp8-tensorwise", "tensorwise", "a scale a tensor", "fp8", 7, Look("#4444ee", "pentagon", "solid")),
+    _fp8("fp8-rowwise", "rowwise", "a scale a row", "fp8-rowwise", 8, Look("#66cc66", "triangle-left", "dash")),
     _fp8(
         "fp8-rowwise-gw-hp",
         "rowwise_with_gw_hp",
         "a scale a row, and the weights' gradients in bfloat16",
-        (9, 0),
+        "fp8-rowwise",
         8,
         Look("#664422", "triangle-right", "dot"),
     ),
@@ -304,15 +301,11 @@ NARROW_PRECISIONS: tuple[Precision, ...] = (
             summary=f"bf16-mixed with linear layers in {blocks}; castwise does not train in it yet",
             autocast_dtype="bfloat16",
             keeps_float32_weights=True,
-            capability=(10, 0),
-            no_capability=(12, 0),
+            format=name,
             on_cpu=False,
             is_trained=False,
         )
-        for name, blocks in (
-            ("mxfp8", "FP8 with a scale for 32 values (OCP MX)"),
-            ("nvfp4", "FP4 with a scale for 16 values (NVIDIA)"),
-        )
+        for name, blocks in _BLOCK_SCALED
     ),
 )
 
@@ -388,6 +381,22 @@ class Hardware:
     name: str  # for messages
     capability: tuple[int, int] | None  # of CUDA; None on a CPU
     cpu_features: tuple[str, ...] = ()  # the CPU's instructions for 16-bit floats
+    code: str = ""  # torch's name of the architecture of a GPU without CUDA: "gfx942"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.capability is None and not self.code
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """Return the GPU's generation; None of a CPU, and of a GPU that is not listed."""
+        return find_architecture(self.capability, self.code)
+
+    def support(self, row: Precision) -> str:
+        """Return how a GPU trains in a precision: "native", "slow", "emulated", or not at all: empty."""
+        if row.format is None:
+            return "native"
+        return "" if self.architecture is None else self.architecture.support(row.format)
 
 
 # The kernel's names of instructions with which PyTorch multiplies in a 16-bit format, x86's and Arm's. With avx512_fp16
@@ -417,14 +426,21 @@ def this_cpu() -> Hardware:
 
 
 def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
-    needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
-    needed += f", before {_dotted(row.no_capability)}" if row.no_capability else ""
-    if hardware.capability is None:
-        return None if row.on_cpu else f"{needed}; {hardware.name} is a CPU"
-    is_too_old = not row.emulated_below and hardware.capability < row.capability
-    if is_too_old or (row.no_capability is not None and hardware.capability >= row.no_capability):
-        return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
+    if hardware.is_cpu and row.on_cpu:
+        return None
+    if hardware.is_cpu or not hardware.support(row):
+        has = "is a CPU" if hardware.is_cpu else f"has {hardware.code or dotted(hardware.capability or (0, 0))}"
+        return f"{row.name} needs {needs_of(row)}; {hardware.name} {has}"
     return None if row.is_trained else f"{row.name}: castwise does not train in it yet"
+
+
+def needs_of(row: Precision) -> str:
+    """Return in words which GPUs of NVIDIA have what a precision needs."""
+    needed = needed_capabilities(row.format or "")
+    if needed is None:
+        return "no special hardware"
+    since, before = needed
+    return f"CUDA compute capability {dotted(since)} or newer" + (f", before {dotted(before)}" if before else "")
 
 
 # Newer ones may have other recipes and optimizers, and patch other parts of torch.
@@ -446,22 +462,19 @@ def lack_of_torchao(name: str, installed: str | None) -> str | None:
 
 def is_same_as_fp32(row: Precision, hardware: Hardware) -> bool:
     """Return whether a device computes the same in a precision as in fp32: PyTorch's defaults without TF32."""
-    return row.name == DEFAULT and (hardware.capability is None or hardware.capability < _TF32_CAPABILITY)
+    return row.name == DEFAULT and not (hardware.architecture and hardware.architecture.support("tf32") == "native")
 
 
 def why_emulated(row: Precision, hardware: Hardware) -> str | None:
     """Return why a device runs this precision without hardware for it, or None if it has the hardware."""
-    if hardware.capability is None:
+    if hardware.is_cpu:
         dtype = row.autocast_dtype or row.param_dtype
         if dtype == "float32" or _CPU_FEATURES[dtype] & set(hardware.cpu_features):
             return None
         return f"{hardware.name} has no {dtype} instructions that PyTorch trains with"
-    if row.emulated_below and hardware.capability < row.capability:
-        return (
-            f"{hardware.name} has compute capability {_dotted(hardware.capability)}, before {_dotted(row.capability)}"
-        )
-    return None
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"
+    needed = needed_capabilities(row.format or "")
+    if hardware.support(row) != "emulated" or needed is None:
+        return None
+    if hardware.code:
+        return f"{hardware.name} is {hardware.code}, without hardware for {row.format}"
+    return f"{hardware.name} has compute capability {dotted(hardware.capability or (0, 0))}, before {dotted(needed[0])}"

@@ -45,6 +45,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         update={
             "gpu": properties.name,
             "capability": (properties.major, properties.minor),
+            "architecture": read_hardware(device).code or None,
             "gpu_memory_bytes": properties.total_memory,
             "num_gpus": len(uuids),
             "driver": driver_version(),

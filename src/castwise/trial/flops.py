@@ -20,11 +20,13 @@ from torch.optim import Optimizer
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from castwise.apply.hardware import read_hardware
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.precision import FP32_SWITCHES
 from castwise.apply.pytree import tree_tensors
 from castwise.records.schema import StepFlops
 from castwise.registry.kernel_classes import OWN_NAMESPACES, VECTOR_BYTES
+from castwise.registry.precisions import precision_row
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.trial.models.task import ComputeLoss, FakeCopy, Task
@@ -32,7 +34,6 @@ from castwise.trial.step import TrainingStep
 from castwise.trial.user_model.source import calling_line
 
 _aten: Any = torch.ops.aten
-_TF32_CAPABILITY = (8, 0)
 _LONGEST_REASON = 200
 # FP8 is faster in products of matrices with so many rows and columns each. Source: GPTs on an H200, docs/precisions.md:
 # a width of 1,024 loses, one of 1,536 gains.
@@ -167,7 +168,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held = {_address(tensor) for tensor in held}
         self.begin(1)
         has_tf32 = device.type == "cuda" and torch.version.hip is None
-        self._has_tf32 = has_tf32 and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+        self._has_tf32 = has_tf32 and read_hardware(device).support(precision_row("tf32")) == "native"
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     def begin(self, times: int) -> None:
