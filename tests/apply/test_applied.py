@@ -141,7 +141,7 @@ def test_a_checkpoint_has_masters_and_scale(tmp_path: Path) -> None:
         ("compiled-update", "needs a loop of its own"),
         ("batch-norm-kernel", "needs a loop of its own"),
         ("tuned", "short for"),
-        ("cudnn-search", "is for cuda"),
+        ("cudnn-search", "cudnn-search needs a CUDA device"),
         ("fused-optimizer+foreach-optimizer", "exclude each other"),
         ("no-such", "No technique named 'no-such'"),
     ],

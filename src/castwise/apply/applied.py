@@ -25,6 +25,7 @@ from castwise.apply.techniques.optimizer_options import set_as_wanted
 from castwise.apply.techniques.optimizer_state import keep_state_in
 from castwise.errors import UsageError
 from castwise.registry.precisions import Precision, find_precision, why_unsupported
+from castwise.registry.technique_fit import why_not_on
 from castwise.registry.techniques import NONE, PLAIN, SETS, StepConfig, find_technique, parse_techniques, step_config_of
 from castwise.spec.loss_scale import is_dynamic
 
@@ -144,8 +145,8 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
                 f"{name} needs a loop of its own, which castwise.apply cannot make. If a function in a file builds the "
                 "model, `castwise tune FILE.py:FUNCTION --emit train.py` writes the loop."
             )
-        if device.type not in technique.devices:
-            raise UsageError(f"{name} is for {' and '.join(technique.devices)}; the model is on {device.type}.")
+        if (reason := why_not_on(technique, device.type)) is not None:
+            raise UsageError(f"{name} {reason}; the model is on {device.type}.")
     loop = step_config_of(names)
     if row.float8_recipe and loop.compile_mode is None:
         raise UsageError(f"{precision} needs compile, without which FP8 is several times slower.")

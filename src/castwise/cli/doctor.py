@@ -85,7 +85,7 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
     )
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
-        ("capability", f"{major}.{minor}"),
+        ("capability", environment.architecture or f"{major}.{minor}"),
         *_formats(environment),
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),

@@ -54,7 +54,7 @@ def held_bytes(trial: Trial) -> int | None:
     runs out. On a CPU it is the growth of the process from its start.
     """
     peak = steady_metrics.peak_allocated_bytes(trial)
-    if trial.spec.device_type == "cuda" or not trial.ranks:
+    if trial.spec.device_type != "cpu" or not trial.ranks:
         return peak
     return steady_metrics.largest([peak, *(rank.warm_up_peak_allocated_bytes for rank in trial.ranks)])
 
@@ -109,7 +109,7 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
         held = [own - space + min(spaces) for own, space in zip(held, spaces, strict=True)]
     small, large = (trial.spec.batch_size for trial in pair)
     sample = (held[1] - held[0]) / (large - small)
-    share = usable if pair[1].spec.device_type == "cuda" else 1.0
+    share = 1.0 if pair[1].spec.device_type == "cpu" else usable
     return Prediction(held[0] - small * sample, sample, available * share)
 
 

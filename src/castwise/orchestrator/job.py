@@ -350,7 +350,8 @@ def make_plan(options: RunOptions) -> PlanFile:
         raise UsageError(
             "A plan is for other machines, so it needs a workload: castwise run resnet50 --plan-only FILE."
         )
-    options = replace(options, device="cuda:0" if options.device in (None, "cuda") else options.device)
+    device = options.device or "cuda"
+    options = replace(options, device=device if device == "cpu" or ":" in device else f"{device}:0")
     user_workloads, specs = planned_specs(options)
     return PlanFile(
         options=planned_options(options),

@@ -58,7 +58,7 @@ class MachineChangedError(EngineError):
 class Machine:
     engine: Engine
     environment: Environment
-    device: str  # "cpu" or "cuda:N"
+    device: str  # "cpu", "cuda:N", "xpu:N" or "mps:0"
     data_dir: Path
     cache: "MachineCache | None" = None  # keeps what processes find out
 
@@ -122,13 +122,13 @@ class _CheckedEngine:
 
 def may_have_gpu() -> bool:
     """Return whether there is a driver of GPUs; no process is needed to know."""
-    return driver_version() is not None or Path("/dev/kfd").exists()
+    return driver_version() is not None or Path("/dev/kfd").exists() or sys.platform == "darwin"
 
 
 def _device_of(environment: Environment, asked: str | None) -> str:
     if environment.gpu is None:
         return "cpu"
-    return asked if asked is not None and ":" in asked else "cuda:0"
+    return asked if asked is not None and ":" in asked else f"{environment.device_type}:0"
 
 
 def detect_devices() -> list[Environment]:
@@ -139,7 +139,7 @@ def detect_devices() -> list[Environment]:
     """
     engine = ForkserverEngine(None, find_commit())
     first = choose_device(engine, None)
-    return [first, *(choose_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus))]
+    return [first, *(choose_device(engine, f"{first.device_type}:{index}") for index in range(1, first.num_gpus))]
 
 
 def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
@@ -257,8 +257,8 @@ def check_device_name(device: str | None) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device or "cpu"):
-        raise UsageError(f"No device '{device}'. Write cpu, cuda or cuda:N.")
+    if not re.fullmatch(r"cpu|(cuda|xpu|mps)(:\d{1,3})?", device or "cpu"):
+        raise UsageError(f"No device '{device}'. Write cpu, cuda or cuda:N. Intel's xpu and Apple's mps are untried.")
 
 
 class CachedMachine(FrozenModel):

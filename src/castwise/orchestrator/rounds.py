@@ -304,7 +304,7 @@ class Rounds:
         is_first = not all(map(self._num_trials, specs))
         waiting = [specs] if is_first else self._groups_that_fit(specs)
         # On a CPU they would slow each other down, and the set-up time would be of none.
-        is_slowed = is_first and not self._specs[0].device.startswith("cuda")
+        is_slowed = is_first and self._specs[0].device_type == "cpu"
         while waiting:
             # The baseline may just have failed, and an earlier session of the round taken the time.
             group = self._affordable([spec for spec in waiting.pop(0) if not self._has_failed(spec)])

@@ -796,6 +796,8 @@ def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
         reason = lack_of_torchao(f"{STATE}{state}", environment.torchao)
     if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
         return reason
+    if spec.device_type != "cuda":
+        return f"castwise spreads a step over GPUs of CUDA and over CPUs, not over {spec.device_type}"
     first = int(spec.device.partition(":")[2] or 0)
     on_node = spec.world_size // spec.num_nodes
     if first + on_node <= environment.num_gpus:

@@ -109,6 +109,11 @@ class Environment(FrozenModel):
         return Hardware(self.device_name, self.capability, self.cpu_features, self.architecture or "")
 
     @property
+    def device_type(self) -> str:
+        """Return torch's name of the device's kind: "cpu", "cuda", "xpu" or "mps"."""
+        return "cpu" if self.gpu is None else self.architecture if self.architecture in ("xpu", "mps") else "cuda"
+
+    @property
     def gpu_model(self) -> GpuModel | None:
         """Return what the GPU's vendor prints of it; None on a CPU, and if castwise does not know the GPU."""
         return find_gpu_model(self.gpu or "", self.gpu_memory_bytes)
@@ -118,10 +123,11 @@ class Environment(FrozenModel):
         if self.gpu is None:
             return {}
         first = int(spec.device.partition(":")[2] or 0)
-        known = {f"cuda:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
+        kind = spec.device_type
+        known = {f"{kind}:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
         if self.gpu_uuid:
-            known[f"cuda:{first}"] = self.gpu_uuid
-        devices = [f"cuda:{index}" for index in range(first, first + spec.world_size // spec.num_nodes)]
+            known[f"{kind}:{first}"] = self.gpu_uuid
+        devices = [f"{kind}:{index}" for index in range(first, first + spec.world_size // spec.num_nodes)]
         return {device: known.get(device, "") for device in devices}
 
     @property

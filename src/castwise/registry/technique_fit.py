@@ -35,6 +35,16 @@ def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) 
     return _why_unfit(spec, capability) or _why_without_precision(spec)
 
 
+def why_not_on(row: Technique, device_type: str) -> str | None:
+    """Return why a kind of device cannot have a technique, or None if it can."""
+    if device_type not in row.devices:
+        return "needs a CPU" if row.devices == ("cpu",) else "needs a CUDA device"
+    is_compiled = row.compile_cost or {"compiled_update", "optimizer_state"} & {*row.settings}
+    if device_type == "mps" and is_compiled:
+        return "is compiled, and torch.compile for mps is a prototype"
+    return None
+
+
 def _why_without_precision(spec: TrialSpec) -> str | None:
     row, loop = precision_row(spec.precision), step_config_of(spec.techniques)
     if spec.parallelism == "fsdp" and spec.kind != "steady":
@@ -76,8 +86,8 @@ def _wrong_loop(row: Technique, spec: TrialSpec) -> Iterator[str]:
     for name in spec.techniques:
         if name in row.excludes:
             yield f"excludes {name}"
-    if spec.device_type not in row.devices:
-        yield f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
+    if (reason := why_not_on(row, spec.device_type)) is not None:
+        yield f"{reason}; this is {spec.device}"
     of_script = is_script(spec.workload)
     if of_script and not row.fits_scripts:
         yield "cannot be given to a script from outside"

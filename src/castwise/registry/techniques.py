@@ -151,7 +151,7 @@ class Technique:
     loop_changes: int = 1
 
     # Which trials can have it.
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = ("cpu", "cuda", "xpu", "mps")
     kinds: tuple[TrialKind, ...] = ("steady", "training")
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()  # of torch.optim

@@ -223,7 +223,10 @@ class SharedOptions:
         ),
     ] = None
     device: Annotated[
-        str | None, Option("cpu, cuda or cuda:N. Default: the first GPU, else cpu.", "Machine", metavar="DEVICE")
+        str | None,
+        Option(
+            "cpu, cuda or cuda:N; xpu, mps: untried. Default: the first GPU, else cpu.", "Machine", metavar="DEVICE"
+        ),
     ] = None
     data_dir: Annotated[
         Path | None,

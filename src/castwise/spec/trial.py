@@ -159,7 +159,7 @@ class TrialSpec(FrozenModel):
 
     @property
     def device_type(self) -> str:
-        """Return the part of `device` before the colon: "cpu" or "cuda"."""
+        """Return the part of `device` before the colon: "cpu", "cuda", "xpu" or "mps"."""
         return self.device.partition(":")[0]
 
     @property

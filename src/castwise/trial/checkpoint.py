@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from castwise.apply.hardware import module_of
+
 # What a file that is not a checkpoint, or half of one, has been seen to raise.
 _DAMAGED = (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
 
@@ -50,11 +52,11 @@ def _first_line(error: Exception) -> str:
 def random_state(device: torch.device) -> dict[str, Any]:
     return {
         "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "cuda": None if device.type == "cpu" else module_of(device).get_rng_state(),
     }
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"].cpu())
     if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+        module_of(device).set_rng_state(state["cuda"].cpu())

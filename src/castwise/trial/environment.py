@@ -7,7 +7,7 @@ import torch
 
 from castwise._version import __version__
 from castwise.apply.float8 import version_of
-from castwise.apply.hardware import read_hardware
+from castwise.apply.hardware import memory_bytes, module_of, read_hardware, set_current
 from castwise.apply.precision import read_fp32_precision
 from castwise.records.schema import Environment
 from castwise.telemetry.nvml import driver_version, power_limit
@@ -34,10 +34,14 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         num_threads=torch.get_num_threads(),
         cpu_features=cpu.cpu_features,
     )
-    if device.type != "cuda":
+    if device.type == "cpu":
         return shared
-    torch.cuda.set_device(device)  # events, streams and library handles are the current device's
-    torch.empty(1, device=device)  # opens CUDA
+    set_current(device)
+    torch.empty(1, device=device)  # opens it
+    if device.type != "cuda":
+        hardware, memory = read_hardware(device), memory_bytes(device)
+        update = {"gpu": hardware.name, "architecture": hardware.code, "gpu_memory_bytes": memory}
+        return shared.model_copy(update=update | {"num_gpus": module_of(device).device_count()})
     properties = torch.cuda.get_device_properties(device)
     # The properties open no context on a GPU.
     uuids = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(torch.cuda.device_count())]

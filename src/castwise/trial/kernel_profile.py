@@ -84,6 +84,8 @@ def profile_step(
     device, times, settings = torch.device(spec.device), dict[str, Any](), dict.fromkeys(_read_settings())
     settings |= {PROFILER: None} if _profiler_enabled() else {}
     on_cpu = device.type == "cpu"
+    if device.type not in ("cpu", "cuda"):
+        return StepProfile(device_type="cuda", missing=f"castwise does not read torch's profiler on {device.type}")
     activities = [ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]
     found = _record(run, activities, 1, device)  # the first record of a GPU loads CUPTI
     num_events = (len(found.host) + _EVENTS_A_KERNEL * len(found.device)) / found.num_steps

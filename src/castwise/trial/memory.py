@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from castwise.apply.hardware import module_of
 from castwise.records.schema import Shortfall
 from castwise.spec.quantities import format_bytes
 
@@ -20,41 +21,73 @@ class MemoryLimitError(MemoryError):
         self.shortfall = Shortfall(needed_bytes=taken_bytes, free_bytes=limit_bytes)
 
 
-class CudaMemory:
+class DeviceMemory:
     """The caching allocator's peaks since `reset_peak`, in bytes; of several devices, the largest."""
 
     def __init__(self, *devices: torch.device) -> None:
         self._devices = devices
+        self._module = module_of(devices[0])
 
     def reset_peak(self) -> None:
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # the allocator must know the devices
+        self._module.init()  # the allocator must know the devices
         for device in self._devices:
-            torch.cuda.reset_peak_memory_stats(device)
+            self._module.reset_peak_memory_stats(device)
 
     def peak_allocated(self) -> int | None:
-        return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
+        return max(int(self._module.max_memory_allocated(device)) for device in self._devices)
 
     def peak_reserved(self) -> int | None:
-        return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
+        return max(int(self._module.max_memory_reserved(device)) for device in self._devices)
 
     def driver_used(self) -> int | None:
         """Return what is in use on the whole device now, as nvidia-smi shows it."""
-        states = [torch.cuda.mem_get_info(device) for device in self._devices]
-        return max(total - free for free, total in states)
+        states = [self._module.mem_get_info(device) for device in self._devices]
+        return max(int(total - free) for free, total in states)
 
     def current_bytes(self) -> int | None:
         """Return what tensors hold now, on all devices."""
-        return sum(torch.cuda.memory_allocated(device) for device in self._devices)
+        return sum(int(self._module.memory_allocated(device)) for device in self._devices)
 
     def reserved(self) -> int:
         """Return what the allocator holds now, on all devices."""
-        return sum(torch.cuda.memory_reserved(device) for device in self._devices)
+        return sum(int(self._module.memory_reserved(device)) for device in self._devices)
 
     def set_limit(self, limit_bytes: int) -> None:
         """Limit what the allocator may hold on each device; more is an out-of-memory error."""
         for device in self._devices:
-            whole = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+            whole = self._module.get_device_properties(device).total_memory
+            self._module.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+
+    def check(self) -> None:
+        """Do nothing: the allocator itself enforces the limit."""
+
+
+class MpsMemory:
+    """What the driver holds for Apple's GPU: an upper bound for tensors, which only grows within a phase.
+
+    torch keeps no peak there.
+    """
+
+    def reset_peak(self) -> None:
+        torch.mps.empty_cache()
+
+    def peak_allocated(self) -> int | None:
+        return torch.mps.driver_allocated_memory()
+
+    def peak_reserved(self) -> int | None:
+        return torch.mps.driver_allocated_memory()
+
+    def driver_used(self) -> int | None:
+        return None
+
+    def current_bytes(self) -> int | None:
+        return torch.mps.current_allocated_memory()
+
+    def reserved(self) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def set_limit(self, limit_bytes: int) -> None:
+        torch.mps.set_per_process_memory_fraction(min(1.0, limit_bytes / torch.mps.recommended_max_memory()))
 
     def check(self) -> None:
         """Do nothing: the allocator itself enforces the limit."""
@@ -105,8 +138,10 @@ class CpuMemory:
             raise MemoryLimitError(peak, self._limit)
 
 
-def memory_meter(*devices: torch.device) -> CudaMemory | CpuMemory:
-    return CudaMemory(*devices) if devices[0].type == "cuda" else CpuMemory()
+def memory_meter(*devices: torch.device) -> DeviceMemory | MpsMemory | CpuMemory:
+    return (
+        CpuMemory() if devices[0].type == "cpu" else MpsMemory() if devices[0].type == "mps" else DeviceMemory(*devices)
+    )
 
 
 def _read_status_bytes(field: str) -> int | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
+from castwise.apply.hardware import synchronize
 from castwise.apply.loss_scaling import stepped_by
 from castwise.apply.pytree import Batch, tree_tensors
 from castwise.apply.techniques.optimizer_state import keeps_narrow_state
@@ -23,7 +24,7 @@ from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.trial.fake_gpu import Saved
-from castwise.trial.memory import CpuMemory, CudaMemory
+from castwise.trial.memory import CpuMemory, DeviceMemory, MpsMemory
 from castwise.trial.step import TrainingStep
 
 # Kinds of storages, as `MemoryParts` names them.
@@ -38,7 +39,7 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 def profile_memory(
-    spec: TrialSpec, step: TrainingStep, batches: Iterable[Batch], memory: CudaMemory | CpuMemory
+    spec: TrialSpec, step: TrainingStep, batches: Iterable[Batch], memory: DeviceMemory | MpsMemory | CpuMemory
 ) -> MemoryParts:
     """Run one more step after the last timed one, on the first batch, and return what held memory at its peak."""
     if spec.world_size > 1:
@@ -47,13 +48,14 @@ def profile_memory(
     hidden = hiding_operators(spec.techniques)
     if hidden:
         return MemoryParts(missing=f"the tensors of a step with {hidden[0]} cannot be observed")
+    if spec.device_type not in ("cpu", "cuda"):
+        return MemoryParts(missing=f"torch keeps no peak by operation on {spec.device_type}")
     device = torch.device(spec.device)
     try:
         peak = _observe(step, list(batches), device)
     except torch.OutOfMemoryError:
         return MemoryParts(missing="memory ran out while the step was broken down")
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     used = memory.driver_used()
     # What the allocator does not hold: context, libraries, others'.
     outside = None if used is None else max(0, used - memory.reserved())

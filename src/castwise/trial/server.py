@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import validate_call
 
+from castwise.apply.hardware import find_device
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, StepProfile, TracedMemory
@@ -130,13 +131,7 @@ class TrialServer:
 
     def open(self, device: str, commit: str | None) -> Environment:
         """Open a device ("auto": the first GPU, else the CPU) and describe the machine."""
-        if device == "auto":
-            device = "cuda:0" if torch.cuda.is_available() else "cpu"
-        elif device != "cpu" and not torch.cuda.is_available():
-            raise UsageError(
-                f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
-            )
-        self.device = "cuda:0" if device == "cuda" else device  # torch.cuda.set_device takes none without a number
+        self.device = str(find_device(device))
         return read_environment(torch.device(self.device), commit)
 
     def check(self, workloads: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from castwise.apply.float8 import compare_with_bfloat16
+from castwise.apply.hardware import make_event, module_of, synchronize
 from castwise.apply.pytree import tree_tensors
 from castwise.records.schema import Block, Facts, RankSamples, StepProfile
 from castwise.registry.techniques import compiles, times_kernels
@@ -86,8 +87,8 @@ class SteadyRun:
             if float8 is not None and spec.repeat == 0:  # all processes of a configuration compute the same
                 run = partial(self._step.run_backward, self._batches[0])
                 float8 = compare_with_bfloat16(self._step.model, float8, run)
-                if self._device.type == "cuda":
-                    torch.cuda.empty_cache()  # what comes next takes less memory
+                if self._device.type != "cpu":
+                    module_of(self._device).empty_cache()  # what comes next takes less memory
                 self._memory.reset_peak()
             # Libraries are loaded, algorithms searched, code compiled. It belongs to set-up, which interleaved trials
             # do in parallel: most of it is the host's work.
@@ -278,8 +279,7 @@ class SteadyRun:
             whole = at_once * math.ceil(count / at_once)
             with recorded:
                 self._steps_into([], whole)()
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
+                synchronize(self._device)
             return whole
 
         with self._stack:
@@ -328,22 +328,22 @@ def settled(windows: Sequence[float]) -> bool:
 def time_works(device: torch.device, works: Sequence[Callable[[], None]], *, rested: bool) -> list[float]:
     """Run works one after another, and return the seconds of each.
 
-    On a GPU they are times between CUDA events, from the first launch of a work to the end of its last kernel; nothing
+    On a GPU they are times between its events, from the first launch of a work to the end of its last kernel; nothing
     waits for the GPU between two works. With `rested` the first waits for all that was launched before; otherwise its
     time begins when that is done.
     """
-    if device.type != "cuda":
+    if device.type == "cpu":
         moments = [time.perf_counter()]
         for work in works:
             work()
             moments.append(time.perf_counter())
         return [after - before for before, after in itertools.pairwise(moments)]
     if rested:
-        torch.cuda.synchronize(device)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]  # type: ignore[no-untyped-call]
+        synchronize(device)
+    events = [make_event(device) for _ in range(len(works) + 1)]
     events[0].record()
     for work, end in zip(works, events[1:], strict=True):
         work()
         end.record()
-    torch.cuda.synchronize(device)
+    synchronize(device)
     return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from castwise.apply.hardware import synchronize
 from castwise.apply.pytree import Batch
 from castwise.errors import UsageError
 from castwise.records.schema import Epoch, RankSamples
@@ -253,8 +254,7 @@ class TrainingRun:
 
     def _synchronize(self) -> None:
         self._step.flush()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     @property
     def _question(self) -> str:

@@ -224,7 +224,7 @@ class TuningSteps:
         They hold about what the current one does; another batch, or float32 beside 16 bits, may hold what the plain
         loop does.
         """
-        most, memory = _SIDE_BY_SIDE[self.space.start.device_type], self.space.environment.gpu_memory_bytes
+        most, memory = _SIDE_BY_SIDE.get(self.space.start.device_type, 1), self.space.environment.gpu_memory_bytes
         if not self.measured.of(self.space.start):  # a model may be large
             return min(most, _BESIDE_UNKNOWN)
         is_16_bit = precision_row(current.precision).is_16_bit

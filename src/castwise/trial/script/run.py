@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from castwise.apply.hardware import make_event, set_current, synchronize
 from castwise.apply.precision import read_fp32_precision
 from castwise.errors import TechniqueError, UsageError
 from castwise.records.schema import Block, Facts, RankSamples, RankStep, StepProfile, WorkBetweenSteps
@@ -186,7 +187,7 @@ class ScriptRun:
         if self._device.type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU if it sees one
         else:
-            torch.cuda.set_device(self._device)
+            set_current(self._device)
         if "MASTER_PORT" not in os.environ:  # processes of several precisions cannot share a script's default
             os.environ["MASTER_PORT"] = str(get_free_port())  # type: ignore[no-untyped-call]
         sys.argv = [script.path, *script.arguments]
@@ -302,18 +303,16 @@ class ScriptRun:
             if mark is not None:
                 self._go_on(mark)
                 return
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             order.is_over.set()
         self._take_order()
 
     def _now(self, *, synchronised: bool) -> Any:
-        if self._device.type == "cuda" and not synchronised:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self._device.type != "cpu" and not synchronised:
+            event = make_event(self._device)
             event.record()
             return event
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         return time.perf_counter()
 
     def carry_out(
@@ -619,8 +618,7 @@ class ScriptTrial:
             self._notes.append(
                 f"the script ended, or its time was up, after {len(moments) - 1} of {len(lengths)} blocks"
             )
-        if self._spec.device_type == "cuda":
-            torch.cuda.synchronize(self._spec.device)
+        synchronize(torch.device(self._spec.device))
         has_extra = self._note_work_between(
             (self.run.num_steps if is_short else moments[-1].num_steps) - moments[0].num_steps
         )
@@ -710,7 +708,7 @@ class ScriptTrial:
             num_steps=after.num_steps - before.num_steps,
             lead_in_steps=lead_in_steps,
             in_stretch=True,
-            loss=None if after.loss is None else after.loss.double().mean().item(),
+            loss=None if after.loss is None else after.loss.cpu().double().mean().item(),
             loss_scale=None if scaler is None else scaler.get_scale(),
             num_samples=(after.num_samples - before.num_samples) * num_ranks or None,
             num_values=after.num_values - before.num_values or None,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from castwise.records.schema import Block
-from castwise.trial.memory import CpuMemory, CudaMemory
+from castwise.trial.memory import CpuMemory, DeviceMemory, MpsMemory
 from castwise.trial.user_model.global_state import changes_while_training, read_process_state
 
 _STDOUT = 1
@@ -23,7 +23,7 @@ _FEWEST_BLOCKS = 4
 class SideEffectWatch:
     """Watches the user's code after set-up for side effects that make its measurements doubtful."""
 
-    def __init__(self, memory: CudaMemory | CpuMemory) -> None:
+    def __init__(self, memory: DeviceMemory | MpsMemory | CpuMemory) -> None:
         self._memory = memory
         self._state = read_process_state()
         self._printed = 0
