@@ -34,7 +34,7 @@ WORKLOADS = ("resnet50", "wrn-28-10", "lstm-lm", "lstm-lm-1500", "mlp-4096", "mn
 TRANSFORMERS = ("gpt2", "gpt2-xl", "gpt-d4096", "llama-1b", "bert-base", "vit-b16")
 WIDTHS = ("gpt-d768x12", "gpt-d1024x12", "gpt-d1536x8", "gpt-d2048x8", "gpt-d4096", "gpt-d8192x2")
 LENGTHS = ("llama-1b@512", "llama-1b@8192")  # beside 2,048 tokens, its own length
-FP8 = tuple(row.name for row in NARROW_PRECISIONS if row.float8_recipe)
+FP8 = tuple(row.name for row in NARROW_PRECISIONS if row.format in ("fp8", "fp8-rowwise"))
 TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
 # What is measured under another name than the workload's.
 NAMES = {"own-gpt2": str(HERE / "gpt2.py")} | {name: row.workload for name, row in ROWS.items()}

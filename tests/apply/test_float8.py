@@ -1,5 +1,6 @@
 """Linear layers in FP8 by torchao, on a CPU: which are converted, what they compute, and what is known of them."""
 
+import copy
 import math
 from functools import partial
 
@@ -20,7 +21,7 @@ from castwise.trial.flops import ProductCounter
 
 pytest.importorskip("torchao", reason="pip install 'castwise[fp8]'")
 
-TENSORWISE = find_precision("fp8-tensorwise")
+TENSORWISE, MXFP8 = find_precision("fp8-tensorwise"), find_precision("mxfp8")
 # A CPU's autocast does not reach torchao's layer, so that the third recipe mixes dtypes there.
 every_row = pytest.mark.parametrize(
     "row",
@@ -225,3 +226,74 @@ def test_layers_that_are_not_called_do_not_count() -> None:
     facts = convert_to_float8(both := nn.Sequential(nn.Linear(16, 16), Bypassing()), TENSORWISE)
     found = compare_with_bfloat16(both, facts, lambda: both(torch.ones(16, 16)).sum().backward())
     assert (found.num_converted, found.left) == (1, {"that are not called as layers": 1})
+
+
+def test_mxfp8_computes_what_torchao_s_own_layer_does() -> None:
+    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization import quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32, bias=False)).bfloat16().float()
+    theirs = copy.deepcopy(ours).bfloat16()
+    for index in (0, 2):
+        theirs[index].__class__ = MXFP8Linear
+        theirs[index].kernel_preference = KernelPreference.EMULATED
+        theirs[index].scale_calculation_mode, theirs[index].wgrad_with_hp = ScaleCalculationMode.RCEIL, False
+    facts = convert_to_float8(ours, MXFP8)
+    data = torch.randn(64, 64).bfloat16()
+    for model in (ours, theirs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(data.to(next(model.parameters()).dtype))
+        output.float().square().sum().backward()
+    assert facts.num_converted == 2
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine.grad.bfloat16(), other.grad), "each gradient, to the last bit"
+    # torchao's recipe for a model has no bias in its products.
+    recipe = nn.Sequential(copy.deepcopy(theirs[2]))
+    recipe[0].__class__ = nn.Linear
+    quantize_(recipe, MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL))
+    hidden = torch.randn(32, 128).bfloat16()
+    assert torch.equal(recipe(hidden), ours[2](hidden))
+
+
+def test_mxfp8_takes_layers_of_multiples_of_32_and_keeps_weights_ties_and_padding() -> None:
+    model = make_words()
+    pad_decoder(model, 48)
+    weights = {id(each) for each in model.parameters()}
+    facts = convert_to_float8(model, MXFP8)
+    assert (facts.recipe, facts.num_converted) == ("mxfp8", 3)
+    assert facts.left["with a dimension that is no multiple of 32"] == 2
+    assert {id(each) for each in model.parameters()} == weights, "an optimizer of them goes on"
+    assert model.head.weight is model.words.weight
+    compared = compare_with_bfloat16(model, facts, partial(run_words, model, words_batch()))
+    assert compared.min_sqnr_db is not None
+    assert 27 < compared.min_sqnr_db < 36, "e4m3 everywhere, as with a scale a row"
+    assert compared.max_underflow_share is not None
+    assert compared.max_underflow_share < 0.05
+    assert model(words_batch()[0]).shape[-1] == 64
+    with pytest.raises(TechniqueError, match="a multiple of 32 tokens; 'first' gets 16"):
+        compare_with_bfloat16(model, facts, partial(run_words, model, words_batch(2, 8)))
+
+
+def test_mxfp8_trains_like_bf16_mixed() -> None:
+    batch, losses = words_batch(), {}
+    for row in (find_precision("bf16-mixed"), MXFP8):
+        step = make_step(row, make_task(make_words(), words_loss), loop=step_config_of(()))
+        torch.manual_seed(2)
+        losses[row.name] = [step(batch).item() for _ in range(3)]
+    assert losses["mxfp8"] == pytest.approx(losses["bf16-mixed"], rel=0.02)
+    assert losses["mxfp8"][2] < losses["mxfp8"][0]
+
+
+def test_torchao_has_no_emulation_of_nvfp4_which_is_why_castwise_does_not_train_in_it() -> None:
+    from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4TrainingConfig
+    from torchao.quantization import quantize_
+
+    model = nn.Sequential(nn.Linear(128, 128)).bfloat16()
+    quantize_(model, NVFP4TrainingConfig())
+    with pytest.raises(NotImplementedError, match=r"triton|SM100"):
+        model(torch.randn(128, 128).bfloat16())
+    assert not find_precision("nvfp4").is_trained

@@ -93,6 +93,7 @@ def test_a_script_computes_what_was_measured_over_20_steps(
         ("resnet18", "fp32", ("channels-last", "activation-checkpointing")),
         pytest.param("gpt2", "fp8-tensorwise", ("pad-vocabulary",), marks=_NEEDS_TORCHAO),
         pytest.param("gpt2", "fp8-tensorwise", ("fp8-large-layers",), marks=_NEEDS_TORCHAO),
+        pytest.param("gpt2", "mxfp8", ("pad-vocabulary",), marks=_NEEDS_TORCHAO),
     ],
 )
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_a_script_of_a_larger_model_computes_what_was_measured(
 ) -> None:
     spec = spec_of(name, precision, ("fused-optimizer", *techniques))
     # Few, of what takes a CPU long: a product of FP8 takes 60 ms.
-    steps = 3 if name == "resnet18" else 5 if precision == "fp8-tensorwise" else 20
+    steps = 3 if name == "resnet18" else 5 if find_precision(precision).float8_recipe else 20
     epochs = run_script(spec, tmp_path, steps)
     assert [epoch.loss for epoch in epochs] == measured_losses(spec, steps)
 

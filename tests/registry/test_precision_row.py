@@ -125,6 +125,7 @@ def test_a_precision_without_a_row_has_neutral_defaults() -> None:
         ("mxfp8", (9, 0), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 9.0"),
         ("mxfp8", (12, 0), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 12.0"),
         ("nvfp4", (12, 1), "needs CUDA compute capability 10.0 or newer, before 11.0; GPU has 12.1"),
+        ("mxfp8", (10, 3), None),
         ("nvfp4", (10, 0), "castwise does not train in it yet"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Linear layers in FP8 by torchao, and how far their products are from bfloat16's.
+"""Linear layers in FP8 and MXFP8 by torchao, and how far their products are from bfloat16's.
 
 torchao changes Inductor for the whole process, so it is imported where a model is converted, and nowhere else.
 """
@@ -19,7 +19,9 @@ from castwise.records.schema import Float8Facts
 from castwise.registry.precisions import Precision, why_without_torchao
 
 # cuBLASLt takes FP8 matrices whose dimensions are multiples of this; of the tokens, too, for the weight's gradient.
+# MXFP8 has a scale for as many values, along rows and along columns.
 _MULTIPLE = 16
+_MULTIPLES = {"mxfp8": 32}
 _LONGEST_REASON = 200
 
 _UNITS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -39,8 +41,12 @@ def convert_to_float8(model: nn.Module, row: Precision) -> Float8Facts:
     reason = why_without_torchao(row, version_of("torchao"))
     if reason is not None:
         raise TechniqueError(reason)
-    left = Counter(why for name, module in model.named_modules() if (why := _why_left(module, name)))
-    convert_linear_layers(model, row.float8_recipe)
+    multiple = _MULTIPLES.get(row.float8_recipe, _MULTIPLE)
+    left = Counter(why for name, module in model.named_modules() if (why := _why_left(module, name, multiple)))
+    if row.float8_recipe == "mxfp8":
+        convert_to_mxfp8(model)
+    else:
+        convert_linear_layers(model, row.float8_recipe)
     num_converted = sum(1 for _ in _converted(model))
     if not num_converted:
         why = "; ".join(f"{count} {reason}" for reason, count in left.most_common()) or "none has products"
@@ -66,6 +72,33 @@ def convert_linear_layers(model: nn.Module, recipe: str) -> None:
             decoder.num_words, decoder.keeps_width = before.num_words, before.keeps_width
 
 
+def convert_to_mxfp8(model: nn.Module) -> None:
+    """Let the linear layers that MXFP8 takes compute torchao's products, in place; on a CPU they are emulated.
+
+    Of torchao 0.18's quantize_ with MXFP8TrainingOpConfig only the product is taken: it leaves out biases, and makes
+    new weights, which an optimizer does not step.
+    """
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear, _to_mxfp8_then_scaled_mm
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    class Mxfp8Layer(MXFP8Linear):  # type: ignore[misc]
+        def product(self, data: Tensor, weight: Tensor) -> Tensor:
+            kernels = KernelPreference.EMULATED if data.device.type == "cpu" else KernelPreference.AUTO
+            product: Tensor = _to_mxfp8_then_scaled_mm(data, weight, kernels, ScaleCalculationMode.RCEIL)
+            return product
+
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
+            with torch.autocast(input.device.type, enabled=False):
+                output = self.product(input.to(torch.bfloat16), self.weight.to(torch.bfloat16))
+            output = output if self.bias is None else output + self.bias.to(output.dtype)
+            return hide_words(output, self) if hasattr(self, "num_words") else output
+
+    for name, layer in list(model.named_modules()):
+        if fits_float8(layer, name, _MULTIPLES["mxfp8"]):
+            layer.__class__ = Mxfp8Layer
+
+
 def keep_small_layers(model: nn.Module) -> None:
     """Let the linear layers stay in bfloat16 that are too small for FP8 to be faster, by torchao's own measurements."""
     from torchao.float8 import _auto_filter_for_recipe
@@ -86,19 +119,19 @@ def keep_decoder(model: nn.Module) -> None:
     found[1].stays_in_bfloat16 = True  # type: ignore[assignment]
 
 
-def fits_float8(layer: nn.Module, name: str) -> bool:
+def fits_float8(layer: nn.Module, name: str, multiple: int = 16) -> bool:
     """Return whether a layer can run in FP8: a plain or padded nn.Linear of these sizes, without hooks, in a model."""
     if not isinstance(layer, nn.Linear) or type(layer) not in (nn.Linear, PaddedDecoder):
         return False
     if not name or layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "stays_in_bfloat16", False):
         return False
-    return "weight" in layer._parameters and layer.in_features % 16 == layer.out_features % 16 == 0
+    return "weight" in layer._parameters and layer.in_features % multiple == layer.out_features % multiple == 0
 
 
-def _why_left(module: nn.Module, name: str) -> str:
+def _why_left(module: nn.Module, name: str, multiple: int) -> str:
     """Return why a layer stays as it is; empty if it is converted, or has no products of weights."""
     kind = type(module)
-    if fits_float8(module, name):
+    if fits_float8(module, name, multiple):
         return ""
     if not isinstance(module, nn.Linear):
         is_layer = next(module.children(), None) is None and not isinstance(module, _NO_PRODUCT)
@@ -106,8 +139,8 @@ def _why_left(module: nn.Module, name: str) -> str:
         return f"no nn.Linear but {kind.__name__}" if has_matrix or isinstance(module, _UNITS) else ""
     if kind not in (nn.Linear, PaddedDecoder):  # as in nn.MultiheadAttention, which does not call its layer
         return f"no plain nn.Linear but {kind.__name__}"
-    if module.in_features % _MULTIPLE or module.out_features % _MULTIPLE:
-        return f"with a dimension that is no multiple of {_MULTIPLE}"
+    if module.in_features % multiple or module.out_features % multiple:
+        return f"with a dimension that is no multiple of {multiple}"
     if getattr(module, "stays_in_bfloat16", False):
         return "left out by a technique"
     return "with hooks, or a weight that is computed" if name else "that is the whole model"
@@ -115,8 +148,10 @@ def _why_left(module: nn.Module, name: str) -> str:
 
 def _converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     from torchao.float8.float8_linear import Float8Linear
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
 
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Float8Linear))
+    kinds = (Float8Linear, MXFP8Linear)
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
 
 
 def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[], object]) -> Float8Facts:
@@ -127,15 +162,16 @@ def compare_with_bfloat16(model: nn.Module, facts: Float8Facts, run: Callable[[]
     """
     noises: dict[str, Tensor] = {}
     underflows: dict[str, Tensor] = {}
+    multiple = _MULTIPLES.get(facts.recipe, _MULTIPLE)
     called: set[str] = set()
 
     def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             data = inputs[0].detach()
             num_rows = data[..., 0].numel()
-            if num_rows % _MULTIPLE:
+            if num_rows % multiple:
                 raise TechniqueError(
-                    f"FP8 needs batches of a multiple of {_MULTIPLE} tokens; '{name}' gets {num_rows}. "
+                    f"FP8 needs batches of a multiple of {multiple} tokens; '{name}' gets {num_rows}. "
                     "Take another batch size or length."
                 )
             called.add(name)
@@ -189,17 +225,14 @@ def _compare(
     name: str, layer: Any, data: Tensor, gradient: Tensor, *, noises: dict[str, Tensor], underflows: dict[str, Tensor]
 ) -> None:
     """Compute a layer's products in FP8, as torchao's layer does, and in bfloat16; keep what tells them apart."""
-    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
-    from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim, hp_tensor_to_float8_dynamic
-
-    config = layer.config
     data, gradient = (tensor.to(torch.bfloat16).flatten(0, -2) for tensor in (data, gradient))
     gradient = nn.functional.pad(gradient, (0, layer.out_features - gradient.shape[-1]))  # of a padded decoder
     weight = layer.weight.detach()
     with torch.autocast(data.device.type, enabled=False):
         with torch.enable_grad():
-            factors = data.detach().requires_grad_(), weight.detach().requires_grad_()
-            output = matmul_with_hp_or_float8_args.apply(factors[0], factors[1].t(), layer.linear_mm_config, config)
+            is_mx = hasattr(layer, "product")  # its product takes a weight that is cast
+            factors = [each.detach().requires_grad_() for each in (data, weight.to(data.dtype) if is_mx else weight)]
+            output = _product(layer, *factors)
         of_data, of_weight = torch.autograd.grad(output, factors, gradient)
         low = weight.to(torch.bfloat16)
         for kind, found, one, other in (  # one after another: they are large
@@ -208,12 +241,40 @@ def _compare(
             ("weight gradient", of_weight, gradient.t(), data),
         ):
             _keep_worst(noises, f"{name}, {kind}", sqnr_db(one @ other, found), torch.minimum)
-    casts = {
-        "input": (data, config.cast_config_input, -1),
-        "weight": (weight.t(), config.cast_config_weight, 0),
-        "output gradient": (gradient, config.cast_config_grad_output, -1),
-    }
-    for kind, (factor, cast, dim) in casts.items():
+    for kind, factor, low in _casts(layer, data, weight, gradient):
+        is_zero = low.view(torch.uint8) & 0x7F == 0  # of either sign
+        lost = (is_zero & (factor != 0)).sum() / (factor != 0).sum().clamp(min=1)
+        _keep_worst(underflows, f"{name}, {kind}", lost, torch.maximum)
+
+
+def _product(layer: Any, data: Tensor, weight: Tensor) -> Tensor:
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+    if hasattr(layer, "product"):
+        return layer.product(data, weight)  # type: ignore[no-any-return]
+    product: Tensor = matmul_with_hp_or_float8_args.apply(data, weight.t(), layer.linear_mm_config, layer.config)
+    return product
+
+
+def _casts(layer: Any, data: Tensor, weight: Tensor, gradient: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the name of each factor of a layer's products, the factor, and its values in FP8 without their scales."""
+    from torchao.float8.float8_scaling_utils import get_maybe_axiswise_dim, hp_tensor_to_float8_dynamic
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    named = {"input": data, "weight": weight, "output gradient": gradient}
+    if hasattr(layer, "product"):
+        for kind, factor in named.items():
+            mx = MXTensor.to_mx(factor, torch.float8_e4m3fn, _MULTIPLES["mxfp8"], ScaleCalculationMode.RCEIL)
+            yield kind, factor, mx.qdata
+        return
+    config = layer.config
+    for kind, cast, dim in (
+        ("input", config.cast_config_input, -1),
+        ("weight", config.cast_config_weight, 0),
+        ("output gradient", config.cast_config_grad_output, -1),
+    ):
+        factor = named[kind].t() if kind == "weight" else named[kind]
         low = hp_tensor_to_float8_dynamic(
             factor,
             cast.target_dtype,
@@ -222,9 +283,7 @@ def _compare(
             axiswise_dim=get_maybe_axiswise_dim(dim, cast.scaling_granularity),
             round_scales_to_power_of_2=config.round_scales_to_power_of_2,
         )._data
-        is_zero = low.view(torch.uint8) & 0x7F == 0  # of either sign
-        lost = (is_zero & (factor != 0)).sum() / (factor != 0).sum().clamp(min=1)
-        _keep_worst(underflows, f"{name}, {kind}", lost, torch.maximum)
+        yield kind, factor, low
 
 
 def sqnr_db(reference: Tensor, found: Tensor) -> Tensor:

@@ -174,8 +174,10 @@ class _Writer:
             lines.append(f"{self.script.copy(change.function)}(model{arguments})")
         lines.append("model.to(DEVICE)")
         if precision.float8_recipe:  # pip install 'torchao>=0.18,<0.19'
-            convert = self.script.copy(f"{_APPLY}.float8:convert_linear_layers")
-            lines.append(f"{convert}(model, {_quoted(precision.float8_recipe)})  # torchao's")
+            is_mx = precision.float8_recipe == "mxfp8"
+            convert = self.script.copy(f"{_APPLY}.float8:convert_{'to_mxfp8' if is_mx else 'linear_layers'}")
+            arguments = "" if is_mx else f", {_quoted(precision.float8_recipe)}"
+            lines.append(f"{convert}(model{arguments})  # torchao's")
         if precision.param_dtype != "float32":
             cast, dtype = self.script.copy(f"{_PRECISION}:cast_weights"), precision.param_dtype
             lines.append(f"{cast}(model, {_quoted(dtype)}, {_quoted(precision.batch_norm_dtype)})")
