@@ -185,7 +185,7 @@ def test_people_leave_out_words(name, full):
     ("name", "message"),
     [
         ("V100", "'V100' stands for 4 GPUs. Name one: V100-SXM2-16GB, V100-SXM2-32GB, V100-PCIE-16GB, V100-PCIE-32GB."),
-        ("3080", "'3080' stands for 3 GPUs. Name one: RTX 3080 Ti, RTX 3080 12GB, RTX 3080 10GB."),
+        ("3080", "'3080' stands for 2 GPUs. Name one: RTX 3080 12GB, RTX 3080 10GB."),
         ("RTX 4096", "No GPU named 'RTX 4096'. Did you mean RTX 4090"),
         ("", "No GPU named ''"),
         ("NVIDIA", "No GPU named 'NVIDIA'"),

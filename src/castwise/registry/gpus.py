@@ -418,14 +418,12 @@ def gpus_named(name: str) -> list[GpuModel]:
         if any(wanted in (_words(own), _words(short_device_name(own))) for own in names)
     ]
     found = whole or [row for row, names in spelled.items() if wanted and any(_has(own, wanted) for own in names)]
-    # "3090" is the RTX 3090, not the RTX 3090 Ti, whose name says more.
-    lengths = [min(len(_words(own)) for own in spelled[row]) for row in found]
-    if lengths.count(min(lengths, default=0)) == 1:
-        return [found[lengths.index(min(lengths))]]
     if not found:
         known = [short_device_name(names[0]) for names in spelled.values()]
         raise unknown_name("GPU", name, known, "`castwise list devices` shows those known.")
-    return found
+    # "3090" is the RTX 3090, not the RTX 3090 Ti, whose name says more.
+    lengths = [min(len(_words(own)) for own in row.names) for row in found]
+    return [row for row, length in zip(found, lengths, strict=True) if length == min(lengths)]
 
 
 # What the driver says a GPU has. Source: benchmarks/records.
