@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fits_errors import loop_of, measured
+from hero import for_dark_pages
 from max_batch_tables import measured_fits
 from stored import RECORDS, markdown
 
@@ -15,6 +16,7 @@ from castwise.fits.predict import Loop
 from castwise.max_batch.result import available_bytes, held_bytes
 from castwise.records.schema import TracedMemory, Trial
 from castwise.registry.precisions import PRECISIONS
+from castwise.show.theme import INK, LIGHT, PAGE, SOFT
 from castwise.spec.memory_line import largest_batch, needed_bytes
 
 QUANTILE = 0.95
@@ -168,21 +170,21 @@ def plot() -> str:
     bottom = _RIGHT + _SIDE
     width, height = _LEFT + _SIDE + _RIGHT, bottom + 46
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<path d="M{_LEFT} {bottom}L{_LEFT + _SIDE} {_RIGHT}" stroke="#999" stroke-dasharray="4"/>',
-        f'<path d="M{_LEFT} {_RIGHT}V{bottom}H{_LEFT + _SIDE}" stroke="#555" fill="none"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12">'
+        f'<rect width="{width}" height="{height}" fill="{LIGHT[PAGE]}"/>',
+        f'<path d="M{_LEFT} {bottom}L{_LEFT + _SIDE} {_RIGHT}" stroke="{LIGHT[SOFT]}" stroke-dasharray="4"/>',
+        f'<path d="M{_LEFT} {_RIGHT}V{bottom}H{_LEFT + _SIDE}" stroke="{LIGHT[INK]}" fill="none"/>',
     ]
     for power, label in ((27, "128 MiB"), (30, "1 GiB"), (33, "8 GiB"), (36, "64 GiB")):
         x, y = _LEFT + at(2**power), bottom - at(2**power)
-        lines.append(f'<text x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
-        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{label}</text>')
+        lines.append(f'<text fill="{LIGHT[INK]}" x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{label}</text>')
+        lines.append(f'<text fill="{LIGHT[INK]}" x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{label}</text>')
     for own, color in zip(apart(), ("#1f77b4", "#d62728"), strict=True):
         for peak in own:
             x, y = _LEFT + at(peak.measured_bytes), bottom - at(peak.predicted_bytes)
             lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}" fill-opacity="0.6"/>')
     middle = _LEFT + _SIDE / 2
     title = "measured peak (red: float32 convolutions)"
-    lines.append(f'<text x="{middle}" y="{height - 8}" text-anchor="middle">{title}</text>')
-    lines.append(f'<text x="{_LEFT + 8}" y="{_RIGHT + 14}">predicted peak</text>')
-    return "\n".join([*lines, "</svg>", ""])
+    lines.append(f'<text fill="{LIGHT[INK]}" x="{middle}" y="{height - 8}" text-anchor="middle">{title}</text>')
+    lines.append(f'<text fill="{LIGHT[INK]}" x="{_LEFT + 8}" y="{_RIGHT + 14}">predicted peak</text>')
+    return for_dark_pages("\n".join([*lines, "</svg>", ""]))

@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-from castwise.registry.precisions import NARROW_PRECISIONS, PRECISIONS, UNKNOWN_LOOK
+from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS, UNKNOWN_LOOK
 from castwise.show.theme import FAINT, INK, KERNELS, LIGHT, PAGE, SOFT, STACK, look_of
 
 # What remains of linear RGB for people without one kind of cone.
@@ -21,7 +21,7 @@ SIGHTS = {
 }
 
 
-LOOKS = {row.name: row.look for row in (*PRECISIONS, *NARROW_PRECISIONS) if row.is_trained}
+LOOKS = {row.name: row.look for row in (*PRECISIONS, *NAMED_PRECISIONS) if row.is_trained}
 
 
 def linear(colour: str) -> tuple[float, float, float]:

@@ -273,7 +273,7 @@ _BF16_SR = Precision(
     loop_changes=6,
     peak_dtype="bf16",
     format="bf16",
-    look=Look("#aa4499", "star", "dot"),
+    look=Look("#d81848", "bowtie", "dot"),
 )
 
 # Precisions with products in less than 16 bits: like bf16-sr, they are measured only if they are named. Source of the
@@ -292,7 +292,7 @@ NARROW_PRECISIONS: tuple[Precision, ...] = (
         8,
         Look("#664422", "triangle-right", "dot"),
     ),
-    _fp8("mxfp8", "mxfp8", "a scale for 32 values (OCP MX)", "mxfp8", 9, Look("#117733", "diamond", "dot")),
+    _fp8("mxfp8", "mxfp8", "a scale for 32 values (OCP MX)", "mxfp8", 9, Look("#6018a8", "hourglass", "dot")),
     Precision(
         name="nvfp4",
         summary="bf16-mixed with linear layers in FP4 with a scale for 16 values; castwise does not train in it yet",
