@@ -198,7 +198,7 @@ def _laid_out(
     if not _fits(columns, width):
         return _as_lists(columns, rows)
     fits = _total(column.width for column in columns) <= width
-    widths = [None] * len(columns) if fits else _distributed(columns, width)
+    widths = _distributed(columns, [column.width if fits else column.longest_word for column in columns], width)
     table = Table(box=None, pad_edge=False, show_header=shows_header)
     for column, own in zip(columns, widths, strict=True):
         table.add_column(
@@ -207,16 +207,15 @@ def _laid_out(
             overflow="fold",
             no_wrap=fits and not column.source.wraps,
             width=own,
-            min_width=column.width if fits else None,
         )
     for cells, style in rows:
         table.add_row(*cells, style=style)
     return table
 
 
-def _distributed(columns: Sequence[_TextColumn], width: int) -> list[int]:
-    """Return widths that fill a width: none breaks a word, and those that lack most for their figures are widened."""
-    widths = [column.longest_word for column in columns]
+def _distributed(columns: Sequence[_TextColumn], least: Sequence[int], width: int) -> list[int]:
+    """Return widths within a width, from the least ones on: those that lack most for their cells are widened."""
+    widths = list(least)
     for _ in range(width - _total(widths)):
         lacking = [max(map(len, c.cells), default=0) - own for c, own in zip(columns, widths, strict=True)]
         widths[lacking.index(max(lacking))] += max(lacking) > 0
