@@ -28,6 +28,7 @@ from castwise.spec.trial import TrialSpec
 # makes; a test compares them. Convolutions in float32 without TF32 stand apart: cuDNN takes workspace for them as long
 # as memory is free, and does without it near the limit.
 ERROR, NUM_ERRORS = 0.0352, 466
+ERROR_OWN, NUM_ERRORS_OWN = 0.4235, 25  # of these, models of a user's file
 ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4051, 45
 # The second batch that is traced is so many times the first: small batches peak elsewhere in a step.
 _APART = 8
@@ -58,6 +59,16 @@ class Loop:
     @property
     def needed_bytes(self) -> float | None:
         return needed_bytes(self.known, self.spec.batch_size) if self.known else None
+
+    @property
+    def error(self) -> float:
+        """Return how far off the prediction may be, as the 95 % quantile of known log errors."""
+        return ERROR if self.spec.user_model is None else ERROR_OWN
+
+    @property
+    def is_rough(self) -> bool:
+        """Return whether it stands for steps of other batches on the CPU, whose error is not known."""
+        return self.memory is not None and bool(self.memory.needs_values) and self.spec.batch_size not in self.known
 
     @property
     def takes_workspace(self) -> bool:
@@ -101,13 +112,15 @@ class Fit:
         needed = self.loop.needed_bytes
         if self.problem or needed is None:
             return None
-        if needed * math.exp(ERROR) <= self.room_bytes:
+        if self.loop.is_rough:
+            return "close"
+        if needed * math.exp(self.loop.error) <= self.room_bytes:
             return "yes"
-        return "no" if needed * math.exp(-ERROR) > self.room_bytes else "close"
+        return "no" if needed * math.exp(-self.loop.error) > self.room_bytes else "close"
 
     def largest(self, log_error: float = 0.0) -> int | None:
         """Return the largest batch that fits if the prediction is off by so much; None if it is not known."""
-        if self.problem or len(self.loop.known) < 2:
+        if self.problem or len(self.loop.known) < 2 or (self.loop.memory is not None and self.loop.memory.needs_values):
             return None
         return largest_batch(self.loop.known, self.room_bytes * math.exp(log_error))
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from castwise.fits.predict import (
-    ERROR,
     ERROR_FP32_CONVOLUTIONS,
     NUM_ERRORS,
     NUM_ERRORS_FP32_CONVOLUTIONS,
-    Fit,
+    NUM_ERRORS_OWN,
     Loop,
     Prediction,
 )
 from castwise.max_batch.render import loop_name
 from castwise.records.schema import MemoryParts
 from castwise.registry.gpus import CONTEXT_BYTES, short_device_name, total_bytes
+from castwise.registry.precisions import Hardware, find_precision, why_emulated
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, find_field, in_files, values_of
 from castwise.show.presentation import Grid, Lines, Part, Presentation, paragraph
@@ -28,6 +28,8 @@ _PARTS = tuple(name for name in MemoryParts.model_fields if name not in ("outsid
 
 def _interval_text(row: FlatRow) -> str:
     low, high = row["largest_batch_low"], row["largest_batch_high"]
+    if row["predicted_batch"] is None:
+        return "–"
     text = f"{row['predicted_batch']:,}"
     return text if low is None or high is None else f"{text} [{low:,}, {high:,}]"
 
@@ -48,8 +50,8 @@ COLUMNS = (
     Field("room_bytes", "", "bytes", get=lambda fit: fit.room_bytes, place="files"),
     Field("fits", "fits", get=lambda fit: fit.verdict, otherwise="problem", wraps=True),
     Field("predicted_batch", "largest batch", "count", _interval_text, get=lambda fit: fit.largest()),
-    Field("largest_batch_low", "", "count", get=lambda fit: _bound(fit, -ERROR), place="files"),
-    Field("largest_batch_high", "", "count", get=lambda fit: _bound(fit, ERROR), place="files"),
+    Field("largest_batch_low", "", "count", get=lambda fit: fit.largest(-fit.loop.error), place="files"),
+    Field("largest_batch_high", "", "count", get=lambda fit: fit.largest(fit.loop.error), place="files"),
     Field("problem", "", get=lambda fit: fit.problem or None, place="files"),
     *map(_part, _PARTS),
 )
@@ -62,16 +64,10 @@ _SHOWN = [
 ]
 
 
-def _bound(fit: Fit, log_error: float) -> int | None:
-    """Return an end of the largest batch's interval; errors are known of steps that were traced with fake tensors."""
-    memory = fit.loop.memory
-    return None if memory is None or memory.needs_values else fit.largest(log_error)
-
-
 def present(found: Prediction, *, wide: bool = False) -> Presentation:
     spec = found.loops[0].spec
     rows: list[FlatRow] = [values_of(COLUMNS, fit) for fit in found.fits]
-    where = f" on an {rows[0]['room']}" if len(found.gpus) == 1 else ""
+    where = f" on {rows[0]['room']}" if len(found.gpus) == 1 else ""
     known = [loop for loop in found.loops if loop.parts is not None]
     alike = [loop for loop in known if wide or loop.spec.techniques == spec.techniques]
     where_it_goes: list[Part] = [paragraph("Where it goes", gap=True), Grid(_parts_table(alike))] if alike else []
@@ -93,8 +89,8 @@ def document(found: Prediction) -> dict[str, Any]:
     return json_document(
         workload=found.loops[0].spec.workload,
         fits=[plain(in_files(COLUMNS), values_of(COLUMNS, fit)) for fit in found.fits],
-        error=ERROR,
-        num_errors=NUM_ERRORS,
+        error=found.loops[0].error,
+        num_errors=NUM_ERRORS if found.loops[0].spec.user_model is None else NUM_ERRORS_OWN,
         sentences=sentences(found),
         remarks=remarks(found),
         seconds=found.seconds,
@@ -118,9 +114,11 @@ def sentences(found: Prediction) -> list[str]:
     """Return what the figures stand for."""
     lines = []
     if any(loop.memory is not None and not loop.memory.needs_values for loop in found.loops):
+        is_own = found.loops[0].spec.user_model is not None
+        count, of_own = (NUM_ERRORS_OWN, " of users' models") if is_own else (NUM_ERRORS, "")
         lines.append(
-            f"Of {NUM_ERRORS:,} peaks on record (H100 and H200) 95 % lie within {_percent(ERROR)} of what this "
-            "predicts. The intervals say so, and fits is close where they leave it open."
+            f"Of {count:,} peaks{of_own} on record (H100 and H200) 95 % lie within {_percent(found.loops[0].error)} of "
+            "what this predicts. The intervals say so; `close` means that both yes and no are within them."
         )
     if any(loop.takes_workspace for loop in found.loops):
         lines.append(
@@ -148,8 +146,14 @@ def remarks(found: Prediction) -> list[str]:
             sizes = " and ".join(map(str, sorted(loop.memory.batches)))
             why = loop.memory.needs_values
             lines[f"{name}: from steps of {sizes} samples on the CPU, whose error is not known ({why})"] = None
+        for line in () if loop.memory is None else loop.memory.guesses:
+            lines[f"{line} reads a value, which is not known: a number counts as 1, a truth value as False"] = None
         if loop.left_out:
             lines[f"{name}: traced without {', '.join(loop.left_out)}"] = None
+    for fit in found.fits:
+        row = find_precision(fit.loop.spec.precision)
+        if fit.gpu.capability is not None and why_emulated(row, Hardware(fit.gpu_name, fit.gpu.capability)) is not None:
+            lines[f"{row.name} is emulated on {fit.gpu_name}: it runs, without the speed"] = None
     return list(lines)
 
 

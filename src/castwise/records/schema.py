@@ -298,6 +298,7 @@ class TracedMemory(FrozenModel):
     batches: dict[int, MemoryParts]  # by batch size
     layers: tuple[str, ...] = ()  # the kinds of layers that the model has, as `Facts.layers`
     needs_values: str = ""  # why steps were taken on the CPU instead of with fake tensors; empty if they were not
+    guesses: tuple[str, ...] = ()  # lines of the user's code that read a number, which was 1, or a truth value: False
 
 
 class StepFlops(FrozenModel):

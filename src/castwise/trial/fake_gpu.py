@@ -20,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from castwise.trial.user_model.source import calling_line
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _aten: Any = torch.ops.aten
 _LEAF = "torch::autograd::AccumulateGrad"
 # A gradient that backward alone holds has this many references: two variables, and the argument of getrefcount.
@@ -31,8 +34,11 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 @contextmanager
-def fake_gpu() -> Iterator[None]:
-    """Let all new tensors be fake, those on "cuda" too. A number that the host reads is 1, a truth value False."""
+def fake_gpu(guesses: dict[str, None]) -> Iterator[None]:
+    """Let all new tensors be fake, those on "cuda" too. A number that the host reads is 1, a truth value False.
+
+    `guesses` gets the lines of the user's code that read such a value.
+    """
 
     def step(_: Any, optimizer: Any, __: Any, *args: Any, **named: Any) -> Any:
         return optimizer.step(*args, **named)
@@ -45,6 +51,8 @@ def fake_gpu() -> Iterator[None]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "synchronize", lambda *_: None),
         (torch, "Generator", _CpuGenerator),
+        (torch, "compile", lambda function=None, **_: function),  # by which torchao's optimizers step
+        (torch.nn.functional, "scaled_dot_product_attention", _attention),  # as nn.MultiheadAttention calls it
         (torch.utils, "swap_tensors", _adopt),
         (torch.autograd, "_engine_run_backward", _run_backward),
         (torch.autograd.graph, "_engine_run_backward", _run_backward),
@@ -56,7 +64,7 @@ def fake_gpu() -> Iterator[None]:
         for owner, name, function in replaced:
             stack.enter_context(patch.object(owner, name, function))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
-        stack.enter_context(_Values())  # type: ignore[no-untyped-call]
+        stack.enter_context(_Values(guesses))
         stack.enter_context(_Kernels())
         yield
 
@@ -95,11 +103,17 @@ def _adopt(old: Any, new: Any) -> None:
 class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Stands in for values, which fake tensors have none of."""
 
+    def __init__(self, guesses: dict[str, None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._guesses = guesses
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         if func is _aten._local_scalar_dense.default:
+            if line := calling_line():
+                self._guesses[line] = None
             dtype = args[0].dtype
             return False if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
         if func is _aten.equal.default:
@@ -116,12 +130,16 @@ class _Kernels(TorchFunctionMode):
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            made = _attend(*args, **kwargs)
-            return func(*args, **kwargs) if made is None else made
+        if func is _ATTENTION:
+            return _attention(*args, **kwargs)
         if getattr(func, "__name__", "") in _GATES and args and args[0].device.type == "cuda":
             return _recur(_GATES[func.__name__], *args)
         return func(*args, **kwargs)
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    made = _attend(*args, **kwargs)
+    return _ATTENTION(*args, **kwargs) if made is None else made
 
 
 def _attend(  # noqa: PLR0913, PLR0917  as torch has them

@@ -1,5 +1,6 @@
 """Trace the memory that a step takes on a GPU, on any machine: with fake tensors, or else in small steps on the CPU."""
 
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ import torch
 
 from castwise.errors import CastwiseError, shortened
 from castwise.records.schema import MemoryParts, TracedMemory
-from castwise.registry.techniques import hiding_operators
+from castwise.registry.techniques import hiding_operators, step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.memory_line import largest_batch
 from castwise.spec.trial import TrialSpec
@@ -21,7 +22,10 @@ from castwise.trial.memory_breakdown import trace_step
 # What cuBLAS and cuBLASLt hold, 32 MiB each, and what the allocator's blocks are larger than their tensors. Chosen
 # here: most records of benchmarks/records/fit have 66 to 90 MiB, on an H100 as on an H200.
 _WORKSPACE_BYTES = 75 * 2**20
-_CPU_BATCHES = (2, 4)
+# On the CPU batches of so many samples are computed, the larger ones as long as that is quick: in small ones
+# the peak is the optimizer's, and says nothing of activations. Chosen here.
+_CPU_BATCHES = (2, 8, 32, 128, 512)
+_LONG_SECONDS = 3.0
 # What code raises that needs values: torch's errors of fake tensors are RuntimeErrors.
 _ERRORS = (RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -45,19 +49,20 @@ def trace_batches(
             raise
         operator, said = getattr(error, "func", None), str(error).strip().partition("\n")[0]
         why = f"the operator {operator} needs values" if operator is not None else f"{type(error).__name__}: {said}"
-    found = _trace(spec.model_copy(update={"device": "cpu"}), _CPU_BATCHES, ())
+    sizes = [size for size in _CPU_BATCHES if size < spec.batch_size]
+    found = _trace(spec.model_copy(update={"device": "cpu"}), [*sizes, spec.batch_size], ())
     return found.model_copy(update={"needs_values": shortened(why)})
 
 
 def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) -> TracedMemory:
     row, on_cpu = find_workload(spec.workload), spec.device == "cpu"
     found: dict[int, MemoryParts] = {}
+    guesses: dict[str, None] = {}
     with ExitStack() as stack:
         if not on_cpu:
-            stack.enter_context(fake_gpu())
+            stack.enter_context(fake_gpu(guesses))
         setup = build_trial(spec, stack, Peers())
         step = setup.step
-        step.make_optimizer_state()
 
         def trace(size: int) -> None:
             size = max(1, size // step.accumulate) * step.accumulate
@@ -68,12 +73,25 @@ def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) ->
             batches = rank_batches(row, setup.task, at_size, row.resident_batches, Peers())
             if setup.prepare is not None:
                 batches = [setup.prepare(batch) for batch in batches]
-            parts = trace_step(step, batches, torch.device("cpu") if on_cpu else None)
+            device = torch.device("cpu") if on_cpu else None
+            if not found:
+                # The first step makes the optimizer's state, but not for weights that get no gradient, which users'
+                # models have. States in fewer bits are made from numbers, which is not possible where a step is traced.
+                if spec.user_model is None or step_config_of(spec.techniques).optimizer_state:
+                    step.make_optimizer_state()
+                else:
+                    trace_step(step, batches, device)
+            parts = trace_step(step, batches, device)
             found[size] = parts.model_copy(update={"workspace_bytes": _WORKSPACE_BYTES})
 
         for size in batch_sizes:
+            began = time.perf_counter()
             trace(size)
+            if on_cpu and time.perf_counter() - began > _LONG_SECONDS and len(found) > 1:
+                break
+        if on_cpu:
+            found = dict(list(found.items())[-2:])
         for room in rooms:
             if largest := largest_batch({size: parts.peak_bytes for size, parts in found.items()}, room):
                 trace(largest)
-        return TracedMemory(batches=found, layers=setup.facts.layers or ())
+        return TracedMemory(batches=found, layers=setup.facts.layers or (), guesses=tuple(guesses))
