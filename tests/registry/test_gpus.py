@@ -2,7 +2,15 @@ import pytest
 from fake_engine import fake_environment
 
 from castwise.errors import UsageError
-from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, find_gpu_model, named_gpu, peak, short_device_name
+from castwise.registry.gpus import (
+    GPU_MODELS,
+    PEAK_DTYPES,
+    GpuModel,
+    find_gpu_model,
+    gpus_named,
+    peak,
+    short_device_name,
+)
 
 each_row = pytest.mark.parametrize("row", GPU_MODELS, ids=lambda row: row.names[0])
 
@@ -158,7 +166,8 @@ def test_peaks_are_what_the_chip_comes_to(name, multiprocessors, megahertz, fp32
 def test_a_row_is_found_by_its_short_name(row):
     is_shared = find_gpu_model(row.names[0]) is None
     memory = f" {row.memory_gigabytes}GB" if is_shared else ""
-    assert named_gpu(short_device_name(row.names[0]) + memory) is row
+    (found,) = gpus_named(short_device_name(row.names[0]) + memory)
+    assert found is row
 
 
 @pytest.mark.parametrize(
@@ -178,20 +187,30 @@ def test_a_row_is_found_by_its_short_name(row):
     ],
 )
 def test_people_leave_out_words(name, full):
-    assert named_gpu(name).names[0] == full
+    assert [row.names[0] for row in gpus_named(name)] == [full]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("V100", "'V100' stands for 4 GPUs. Name one: V100-SXM2-16GB, V100-SXM2-32GB, V100-PCIE-16GB, V100-PCIE-32GB."),
-        ("3080", "'3080' stands for 2 GPUs. Name one: RTX 3080 12GB, RTX 3080 10GB."),
         ("RTX 4096", "No GPU named 'RTX 4096'. Did you mean RTX 4090"),
         ("", "No GPU named ''"),
         ("NVIDIA", "No GPU named 'NVIDIA'"),
     ],
 )
-def test_a_name_of_no_gpu_or_of_several_is_refused(name, message):
+def test_a_name_of_no_gpu_is_refused(name, message):
     with pytest.raises(UsageError) as raised:
-        named_gpu(name)
+        gpus_named(name)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("V100", ["Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"]),
+        ("3080", ["NVIDIA GeForce RTX 3080 12GB", "NVIDIA GeForce RTX 3080 10GB"]),
+    ],
+)
+def test_a_name_may_stand_for_several_told_apart_by_memory(name, found):
+    spelled = {f"{row.names[0]} {row.memory_gigabytes}GB": row for row in gpus_named(name)}
+    assert [long if long in found else row.names[0] for long, row in spelled.items()] == found

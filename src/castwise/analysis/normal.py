@@ -39,8 +39,9 @@ def others_of(row: Row) -> Others | None:
     gpu, spec = row.trial.environment.gpu, row.trial.spec
     if gpu is None or row.trial.status != "ok" or row.throughput is None or spec.user_model is not None:
         return None
+    question = question_of(spec)
     records = [record for record in shared_records() if record.gpu == gpu]
-    found = [row for record in records for row in record.rows if row.question == question_of(spec)]
+    found = [each for record in records for each in record.rows if each.question == question]
     speedups = [each.speedup for each in found if each.speedup is not None] + published_speedups(gpu, spec)
     if not found and not speedups:
         return None

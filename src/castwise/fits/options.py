@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, WORKLOAD_NAMES, OptimizerStates, Option, Techniques, parse_model
+from castwise.spec.options import COUNT, DURATION, Model, OptimizerStates, Option, Techniques
 
 DEFAULT_GPUS = ("L4", "RTX 4090", "A100-SXM4-80GB", "H100")
 DEFAULT_PRECISIONS = ("fp32", "fp16-mixed", "bf16-mixed")
@@ -14,16 +14,7 @@ DEFAULT_TECHNIQUES = ("none", "activation-checkpointing")
 class FitsOptions:
     """What `castwise fits` predicts; None is what suits."""
 
-    workload: Annotated[
-        str,
-        Option(
-            f"A workload {WORKLOAD_NAMES}.",
-            parse=parse_model,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
-        ),
-    ]
+    workload: Model
     gpus: Annotated[
         tuple[str, ...] | None,
         Option(

@@ -8,14 +8,13 @@ from castwise.spec.options import (
     DURATION,
     MEMORY,
     SHARE,
-    WORKLOAD_NAMES,
+    Model,
     OptimizerStates,
     Option,
     Parallelisms,
     StepOptions,
     Techniques,
     WorldSizes,
-    parse_model,
 )
 
 
@@ -23,16 +22,7 @@ from castwise.spec.options import (
 class MaxBatchOptions(StepOptions):
     """What `castwise max-batch` searches; None is what suits the machine."""
 
-    workload: Annotated[
-        str,
-        Option(
-            f"A workload {WORKLOAD_NAMES}.",
-            parse=parse_model,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
-        ),
-    ]
+    workload: Model
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(

@@ -31,6 +31,8 @@ _ABOVE_SHEET = 1.20
 _LEAST_BYTES = 2e9
 # How far the FLOPs and units of a sample may be from other records of the workload: techniques pad. Chosen here.
 _SAME_WORK = 0.15
+# What rows have in common that can be compared: fields of SharedRow, and of TrialSpec.
+QUESTION = ("workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size", "parallelism")
 _WIDEST = 0.30  # an interval, as a share of its figure; chosen here
 
 
@@ -60,9 +62,8 @@ class SharedRow(FrozenModel):
 
     @property
     def question(self) -> tuple[object, ...]:
-        """Return what rows have in common that can be compared."""
-        own = ("workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size")
-        return (*(getattr(self, name) for name in own), self.parallelism)
+        """Return the values of `QUESTION`."""
+        return tuple(getattr(self, name) for name in QUESTION)
 
 
 class SharedRecord(FrozenModel):
@@ -95,8 +96,7 @@ class SharedRecord(FrozenModel):
 
 def question_of(spec: TrialSpec) -> tuple[object, ...]:
     """Return `SharedRow.question` of a spec."""
-    own = (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.data_set, spec.techniques)
-    return (*own, spec.world_size, spec.parallelism)
+    return tuple(getattr(spec, name) for name in QUESTION)
 
 
 def may_be_shared(spec: TrialSpec) -> bool:

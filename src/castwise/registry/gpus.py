@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from castwise.errors import UsageError, unknown_name
+from castwise.errors import unknown_name
 
 PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
@@ -391,21 +391,10 @@ def short_device_name(device: str) -> str:
     return _BESIDES.sub("", device) or device
 
 
-def named_gpu(name: str) -> GpuModel:
-    """Return the row that a name stands for, as people write it: "L4", "4090", "RTX 2080Ti", "A100 80GB PCIe".
-
-    Raises:
-        UsageError: No GPU is named so, or several are.
-    """
-    found = gpus_named(name)
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(short_device_name(_spelled(row)[0]) for row in found)
-    raise UsageError(f"'{name}' stands for {len(found)} GPUs. Name one: {known}.")
-
-
 def gpus_named(name: str) -> list[GpuModel]:
-    """Return all rows that a name stands for, at least one: those of A100 with 80 and with 40 GB, for example.
+    """Return all rows that a name stands for, as people write it: "L4", "4090", "RTX 2080Ti".
+
+    They are several for "A100", whose memory tells them apart.
 
     Raises:
         UsageError: No GPU is named so.

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from castwise.analysis.ceiling import least_bytes
 from castwise.analysis.energy import energy_of
@@ -9,10 +10,12 @@ from castwise.analysis.model_flops import flops_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.analysis.warnings import POWER_LIMIT, warnings_of_all
-from castwise.records.shared import SharedRecord, SharedRow, may_be_shared, problems_of_row
+from castwise.records.shared import QUESTION, SharedRecord, SharedRow, may_be_shared, problems_of_row
 from castwise.registry.precisions import BASELINE
 from castwise.show.units import pluralize
 
+# Fields of a machine that have the same names in a shared record.
+_OF_MACHINE = ("capability", "power_limit_watts", "driver", "torch", "cuda", "cudnn", "castwise")
 # Warnings of figures that are not the GPU's own speed.
 _DISTURBED = ("ecc-errors", "foreign-process", "cpu-starved", "throttled", "noisy")
 
@@ -35,14 +38,8 @@ def shared_of(rows: Sequence[Row]) -> tuple[list[SharedRecord], list[str]]:
             schema_version=1,
             licence="CC0-1.0",
             gpu=environment.device_name,
-            capability=environment.capability,
             memory_bytes=environment.gpu_memory_bytes,
-            power_limit_watts=environment.power_limit_watts,
-            driver=environment.driver,
-            torch=environment.torch,
-            cuda=environment.cuda,
-            cudnn=environment.cudnn,
-            castwise=environment.castwise,
+            **{name: getattr(environment, name) for name in _OF_MACHINE},
             date=max(trial.started_at for row, _ in measured for trial in row.trials)[:10],
             rows=(),
         )
@@ -71,25 +68,14 @@ def _why_not(row: Row) -> str | None:
 
 
 def _shared(row: Row) -> SharedRow | None:
-    spec, throughput, energy, flops = (
-        row.trial.spec,
-        row.throughput_estimate,
-        energy_of(row.trials),
-        flops_of(row.trials),
-    )
+    spec, throughput = row.trial.spec, row.throughput_estimate
+    energy, flops = energy_of(row.trials), flops_of(row.trials)
     if throughput is None or not row.step_seconds:
         return None
     speedup = None if row.precision == BASELINE else row.speedup_estimate
     share = spec.num_processes / spec.world_size  # of a process's work that is one GPU's
     return SharedRow(
-        workload=spec.workload,
-        precision=spec.precision,
-        loss_scale=spec.loss_scale,
-        batch_size=spec.batch_size,
-        data_set=spec.data_set,
-        techniques=spec.techniques,
-        world_size=spec.world_size,
-        parallelism=spec.parallelism,
+        **{name: getattr(spec, name) for name in QUESTION},
         n=len(row.trials),
         **_rounded("throughput", throughput),
         step_seconds=_digits(row.step_seconds),
@@ -101,7 +87,7 @@ def _shared(row: Row) -> SharedRow | None:
     )
 
 
-def _rounded(name: str, found: Estimate | None) -> dict[str, float]:
+def _rounded(name: str, found: Estimate | None) -> dict[str, Any]:
     if found is None:
         return {}
     ends = {f"{name}_low": found.low, f"{name}_high": found.high} if has_interval(found) else {}

@@ -139,6 +139,16 @@ WORKLOAD_NAMES = (
     "(`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, FILE.py:FUNCTION, "
     "module.path:FUNCTION"
 )
+Model = Annotated[
+    str,
+    Option(
+        f"A workload {WORKLOAD_NAMES}.",
+        parse=parse_model,
+        completion="workloads",
+        is_argument=True,
+        takes_many=True,
+    ),
+]
 TECHNIQUES_HELP = (
     "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
     "is short for {}. Default: the plain loop."
