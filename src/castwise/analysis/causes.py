@@ -74,7 +74,8 @@ _USABLE = 0.9  # of the GPU's memory: the allocator leaves gaps; chosen here
 # Of batch norm's time in NCHW, the share that channels-last saves in 16 bits. Source: ResNet-50, batch 256, bf16-mixed,
 # on an H100: 61.5 ms and 27.2 ms (docs/evidence/causes.md).
 _NORM_GAIN = 0.55
-# Of what fusion could save at most, torch.compile saves less: causes are ordered as if it were so much. Chosen here.
+# Of what fusion could save at most, torch.compile saves less: causes are ordered as if it were so much. Source: 0.53 of
+# it in ResNet-50, 0.44 in ViT-B/16 (H200, docs/evidence/causes.md).
 _FUSION_SAVES = 0.5
 # A default that has this share of the logarithm of the gain over fp32 leaves little.
 _HAS_MOST = 2 / 3
@@ -209,6 +210,9 @@ def _grouped_convolutions(step: StepEvidence) -> Cause | None:
         flops = sum(kernel.launches * (_flops_of_kernel(kernel) or 0.0) for kernel in grouped)
         # One reads its images, and writes as much.
         moved = sum(2 * step.item_bytes * kernel.launches * math.prod(convolved(kernel)[0]) for kernel in grouped)
+        # cuDNN may launch a kernel for each group: then a launch does a part of what its operator's shapes say.
+        part = min(1.0, sum(step.counted.products["grouped_convolution"].values()) / (flops or 1.0))
+        flops, moved = flops * part, moved * part
         least = max(flops / fastest, moved / step.gpu.bandwidth_bytes_per_second)
         saved *= max(0.0, 1 - least / listed)
         seen += f", which reach at most {format_share(flops / listed / fastest)} of the peak"
