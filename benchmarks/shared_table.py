@@ -17,11 +17,22 @@ TABLE = ROOT / "src" / "castwise" / "records" / "shared.json"
 
 
 def own_records() -> list[SharedRecord]:
-    """Return a record for each card with each version of torch; of a configuration, the figures of most processes."""
+    """Return a record for each card with each version of torch; of a configuration, the figures of most processes.
+
+    `why` times for too short a while to reach a power limit: its figures are for what `run` has not measured.
+    """
+
+    def asked(row: Row) -> tuple[object, ...]:
+        spec = row.trial.spec
+        return row.trial.environment.gpu, spec.workload, spec.precision, spec.batch_size, spec.techniques
+
+    every = find([Path(__file__).with_name("records")], SelectionOptions()).collection.configurations
+    timed = {asked(row) for row in every if not row.trial.spec.protocol.profile_steps}
     cards: dict[tuple[str | None, str], list[Row]] = {}
-    for row in find([Path(__file__).with_name("records")], SelectionOptions()).collection.configurations:
+    for row in every:
         environment = row.trial.environment
-        cards.setdefault((environment.gpu_uuid, environment.torch), []).append(row)
+        if not row.trial.spec.protocol.profile_steps or asked(row) not in timed:
+            cards.setdefault((environment.gpu_uuid, environment.torch), []).append(row)
     found = []
     for rows in cards.values():
         records = sorted(shared_of(rows)[0], key=lambda record: record.date)

@@ -80,6 +80,7 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> FakeModule:
         memory_reserved=lambda _: 3 * GIB,
         mem_get_info=lambda _: (8 * GIB, 12 * GIB),
         reset_peak_memory_stats=lambda _: fake.calls.append("reset"),
+        memory_stats=lambda _: {},
         set_device=lambda device: fake.calls.append(("set_device", device)),
         init=lambda: None,
     )

@@ -206,6 +206,8 @@ class Facts(FrozenModel):
     warm_up_steps: int = 0  # until then, the first one included
     capture_seconds: float | None = None  # of the warm-up: capturing the step as a CUDA graph
     settled: bool = True  # False if warm-up ended because its time was up
+    # Until then, although none failed: without memory for workspace cuDNN takes slower kernels, and says nothing.
+    refused_allocations: int = 0
     # How ranks average gradients with `coalesced-reduce`; None without it, and in runs of epochs.
     averaged_by: Literal["collectives", "shared memory"] | None = None
 

@@ -52,6 +52,10 @@ class DeviceMemory:
         """Return what the allocator holds now, on all devices."""
         return sum(int(self._module.memory_reserved(device)) for device in self._devices)
 
+    def refused_allocations(self) -> int:
+        """Return how often the allocator had no memory, so far: libraries may go on with less."""
+        return sum(int(self._module.memory_stats(device).get("num_ooms", 0)) for device in self._devices)
+
     def set_limit(self, limit_bytes: int) -> None:
         """Limit what the allocator may hold on each device; more is an out-of-memory error."""
         for device in self._devices:
@@ -85,6 +89,9 @@ class MpsMemory:
 
     def reserved(self) -> int:
         return torch.mps.driver_allocated_memory()
+
+    def refused_allocations(self) -> int:
+        return 0
 
     def set_limit(self, limit_bytes: int) -> None:
         torch.mps.set_per_process_memory_fraction(min(1.0, limit_bytes / torch.mps.recommended_max_memory()))
@@ -125,6 +132,9 @@ class CpuMemory:
 
     def reserved(self) -> int:
         """Return 0: there is no allocator whose growth shows that the warm-up is not over."""
+        return 0
+
+    def refused_allocations(self) -> int:
         return 0
 
     def set_limit(self, limit_bytes: int) -> None:

@@ -142,6 +142,7 @@ class SteadyRun:
             "capture_seconds": graph.captures.seconds if graph else None,
             "settled": has_settled,
             "averaged_by": self._step.averaged_by,
+            "refused_allocations": self._memory.refused_allocations(),
         }
         if self._watch is not None:
             self._watch.start()

@@ -581,6 +581,7 @@ class ScriptTrial:
             warm_up_seconds=time.perf_counter() - started,
             warm_up_steps=last.num_steps,
             settled=has_settled,
+            refused_allocations=self.run.memory.refused_allocations(),
             own_precision={kind: tuple(lines) for kind, lines in own_precision.items()},
             lost_updates=weights.lost if is_as_written else None,
             framework=self.run.framework,
