@@ -13,13 +13,7 @@ from castwise.accuracy.result import AccuracyResult, Runs, runs_of
 from castwise.analysis.equivalence import looks_of
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, build_job
-from castwise.orchestrator.machine import (
-    FindMachine,
-    check_device_name,
-    detect_machine,
-    inspect_user_model,
-    provide,
-)
+from castwise.orchestrator.machine import FindMachine, check_device_name, detect_machine, inspect_user_model, provide
 from castwise.orchestrator.processes import import_once
 from castwise.orchestrator.runner import CachedMeasure, Listener, unsupported_reason
 from castwise.records.schema import Environment, Trial

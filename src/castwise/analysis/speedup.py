@@ -15,13 +15,7 @@ from castwise.analysis.statistics import (
     paired_ratio,
     pseudomedian,
 )
-from castwise.analysis.steady_metrics import (
-    batch_ratio,
-    block_means,
-    blocks_of,
-    units_per_step,
-    was_at_power_limit,
-)
+from castwise.analysis.steady_metrics import batch_ratio, block_means, blocks_of, units_per_step, was_at_power_limit
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import for_one_gpu

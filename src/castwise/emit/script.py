@@ -13,14 +13,7 @@ from castwise.emit.own import OwnModel, check_user_model
 from castwise.emit.workloads import CastwiseModel, check_workload
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import (
-    ATTENTION_KERNELS,
-    compiles,
-    join,
-    rows_of,
-    searches_kernels,
-    step_config_of,
-)
+from castwise.registry.techniques import ATTENTION_KERNELS, compiles, join, rows_of, searches_kernels, step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import DYNAMIC_SCALES
 from castwise.spec.recipe import Recipe

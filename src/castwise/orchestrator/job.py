@@ -45,13 +45,7 @@ from castwise.registry.workloads import find_workload
 from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
 from castwise.spec.plan import Axes, parse_grid
 from castwise.spec.plan_file import PlanFile, planned_options
-from castwise.spec.trial import (
-    CPU_ROUND,
-    CPU_SHORT,
-    CUDA_ROUND,
-    MeasurementProtocol,
-    TrialSpec,
-)
+from castwise.spec.trial import CPU_ROUND, CPU_SHORT, CUDA_ROUND, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import UserModel, UserWorkload, is_script, locate, slow_imports
 

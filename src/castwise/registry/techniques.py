@@ -808,7 +808,7 @@ TECHNIQUES: list[Technique] = [
         cost="gradients keep 8 bits, as each product's factors have, and are added up in them",
         code=Code(
             model="from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
-            "model.register_comm_hook(None, bf16_compress_hook)  # of DistributedDataParallel",
+            "model.register_comm_hook(None, bf16_compress_hook)  # of DistributedDataParallel"
         ),
         loop_changes=2,
         numerics="rounding",

@@ -289,9 +289,7 @@ def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
 
 
 def published_machine(
-    published: PublishedMachine,
-    workloads: Names[str] | None = None,
-    precisions: Names[str] | None = None,
+    published: PublishedMachine, workloads: Names[str] | None = None, precisions: Names[str] | None = None
 ) -> ComparedMachine:
     """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
     name = f"{short_device_name(published.gpu)} (published)"

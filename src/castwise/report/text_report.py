@@ -19,10 +19,7 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
     """Return the answers, and a table for each group; in all columns of searches and training runs if it is wide."""
     answers = answers_of(collection)
     table = answer_table(answers[:_MOST_ANSWERS])
-    parts: list[Part] = [
-        paragraph(headline(collection, answers)),
-        paragraph(collection.summary, ""),
-    ]
+    parts: list[Part] = [paragraph(headline(collection, answers)), paragraph(collection.summary, "")]
     if len(answers) > (0 if wide else 1):
         parts += [Lines([""]), Grid(table, drop_first=("memory_ratio", "why"), elsewhere=_MORE)]
     parts += [*_machine_lines(collection.machine_notes), Lines([f"  {note}" for note in collection.notes], "yellow")]

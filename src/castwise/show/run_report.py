@@ -30,15 +30,7 @@ from castwise.show.fields import (
     values_of,
     worth_showing,
 )
-from castwise.show.notes import (
-    MORE,
-    cost_lines,
-    costs,
-    headline,
-    machine_line,
-    note_lines,
-    remarks,
-)
+from castwise.show.notes import MORE, cost_lines, costs, headline, machine_line, note_lines, remarks
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, competing_by, json_document, json_records, plain, short_table_of
 

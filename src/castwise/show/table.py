@@ -16,13 +16,7 @@ from rich.text import Text
 
 from castwise.records.schema import Trial
 from castwise.show.console import print_line
-from castwise.show.fields import (
-    Field,
-    FlatRow,
-    distinct_precision_text,
-    short_ratio_text,
-    worth_showing,
-)
+from castwise.show.fields import Field, FlatRow, distinct_precision_text, short_ratio_text, worth_showing
 from castwise.show.units import format_bytes, format_rate
 from castwise.spec.quantities import TOO_NOISY
 

@@ -293,8 +293,7 @@ class DurationOptions:
         float | None, Option("Seconds to time each trial for, at the most.", "How long", metavar="S")
     ] = None
     margin: Annotated[
-        float | None,
-        Option("Differences up to this count as equal. Default: 1%.", "How long", **SHARE),
+        float | None, Option("Differences up to this count as equal. Default: 1%.", "How long", **SHARE)
     ] = None
 
 

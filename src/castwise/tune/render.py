@@ -9,14 +9,7 @@ from castwise.analysis.code_snippets import loop_patch
 from castwise.analysis.decide import doubts_of
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, DEFAULT, REFERENCE_WORDS, precision_row
 from castwise.show.console import took_words
-from castwise.show.fields import (
-    Field,
-    FlatRow,
-    column,
-    find_field,
-    short_columns,
-    short_ratio_text,
-)
+from castwise.show.fields import Field, FlatRow, column, find_field, short_columns, short_ratio_text
 from castwise.show.notes import machine_line
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
@@ -311,11 +304,7 @@ def present(result: TuningResult, *, wide: bool = False, verbose: bool = False) 
     if best is not None and result.was_compared and key_of(best) != key_of(result.start):
         parts.append(Lines(["What to change in your loop:"], "bold", is_list=False, gap=True))
         parts.append(Code(patch(result, best).splitlines()))
-    return Presentation(
-        parts,
-        lambda: DataTable(COLUMNS, result.rows),
-        lambda: document(result),
-    )
+    return Presentation(parts, lambda: DataTable(COLUMNS, result.rows), lambda: document(result))
 
 
 def _tried_lines(result: TuningResult) -> list[str]:

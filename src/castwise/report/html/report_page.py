@@ -18,16 +18,7 @@ from castwise.report.charts.registry import charts_of
 from castwise.report.charts.svg import Axis, Dot, Drawing, draw_dot, markers, nice_ticks, path, text
 from castwise.report.charts.throughput import highest
 from castwise.report.collection import REFERENCES, Collection, ComparisonGroup, FileOf, machine_traits, throughput_of
-from castwise.report.conclusions import (
-    WORDS,
-    Answer,
-    answer_table,
-    answers_of,
-    headline,
-    loop_of,
-    ranked,
-    simplest_of,
-)
+from castwise.report.conclusions import WORDS, Answer, answer_table, answers_of, headline, loop_of, ranked, simplest_of
 from castwise.report.html.page_frame import PageData, Source, assemble
 from castwise.report.machine_names import names_by_fingerprint
 from castwise.show import run_report, training_table, why_report

@@ -24,14 +24,7 @@ from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.trial.data.datasets import load_images
-from castwise.trial.data.gpu_augmentation import (
-    AUGMENTATIONS,
-    Augmentation,
-    DeviceImages,
-    DrawnImages,
-    Epochs,
-    Images,
-)
+from castwise.trial.data.gpu_augmentation import AUGMENTATIONS, Augmentation, DeviceImages, DrawnImages, Epochs, Images
 from castwise.trial.data.sharding import rank_batches, rank_columns, seed_generators, seed_of
 from castwise.trial.data.transforms import TRANSFORMS, Transform
 from castwise.trial.data.wikitext import batchify, load_wikitext2, random_corpus, segments

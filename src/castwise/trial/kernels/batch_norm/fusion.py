@@ -14,13 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from castwise.errors import TechniqueError
-from castwise.trial.kernels.batch_norm.aliasing import (
-    add_in_place,
-    aliases,
-    can_fuse,
-    node_positions,
-    written_inputs,
-)
+from castwise.trial.kernels.batch_norm.aliasing import add_in_place, aliases, can_fuse, node_positions, written_inputs
 from castwise.trial.kernels.batch_norm.module import (
     FusableBiasConv2d,
     FusableDropout,
@@ -29,15 +23,7 @@ from castwise.trial.kernels.batch_norm.module import (
     update_running_statistics,
 )
 from castwise.trial.kernels.batch_norm.tracing import trace_in_training
-from castwise.trial.kernels.batch_norm.types import (
-    HARDSWISH,
-    NEEDS_INPUT,
-    RELU,
-    SILU,
-    Epilogue,
-    FusedOutput,
-    Prologue,
-)
+from castwise.trial.kernels.batch_norm.types import HARDSWISH, NEEDS_INPUT, RELU, SILU, Epilogue, FusedOutput, Prologue
 
 _ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU, nn.Hardswish: HARDSWISH}
 _ACTIVATION_FUNCTIONS = {
