@@ -6,7 +6,9 @@ from typing import Annotated
 from castwise.spec.options import (
     COUNT,
     DURATION,
+    PRECISIONS,
     SHARE,
+    WORKLOADS,
     OptimizerStates,
     Option,
     SharedOptions,
@@ -26,9 +28,7 @@ class AccuracyOptions(SharedOptions):
         Option(
             "A workload that a suite trains on real data (`castwise list suites`), or FILE.py:FUNCTION.",
             parse=parse_model,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
+            **WORKLOADS,
         ),
     ]
     precisions: Annotated[
@@ -36,8 +36,7 @@ class AccuracyOptions(SharedOptions):
         Option(
             "Precisions, comma-separated; the first is the baseline, unless fp32 is among them. Default: those of "
             "fp32, tf32, fp16-mixed and bf16-mixed that the device has.",
-            keyword="precision",
-            completion="precisions",
+            **PRECISIONS,
         ),
     ] = None
     margin: Annotated[

@@ -250,6 +250,5 @@ def _spec(
         **changes,
     )
     if options.timeout_seconds is not None:
-        limit = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
-        spec = spec.model_copy(update={"protocol": limit})
+        spec = spec.with_protocol(timeout_seconds=options.timeout_seconds)
     return resolve(parse_techniques(loop), spec, sets)

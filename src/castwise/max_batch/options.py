@@ -7,6 +7,7 @@ from castwise.spec.options import (
     COUNT,
     DURATION,
     MEMORY,
+    PRECISIONS,
     SHARE,
     Model,
     OptimizerStates,
@@ -24,12 +25,7 @@ class MaxBatchOptions(StepOptions):
 
     workload: Model
     precisions: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            "Precisions, comma-separated. Default: all that the device has.",
-            keyword="precision",
-            completion="precisions",
-        ),
+        tuple[str, ...] | None, Option("Precisions, comma-separated. Default: all that the device has.", **PRECISIONS)
     ] = None
     techniques: Techniques = None
     optimizer_states: OptimizerStates = None

@@ -285,16 +285,7 @@ def prepare_max_batch(
     steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps
     if steps < least:
         raise UsageError(f"{steps} are too few steps to see whether a batch trains: name at least {least}.")
-    run_options = steps_of(
-        request,
-        workloads=(request.workload,),
-        precisions=request.precisions,
-        batch_sizes=(START,),
-        techniques=request.techniques,
-        optimizer_states=request.optimizer_states,
-        world_sizes=request.world_sizes,
-        parallelisms=request.parallelisms,
-    )
+    run_options = steps_of(request, workloads=(request.workload,), batch_sizes=(START,))
     job = prepare(run_options, listener, find_machine)
     limit = _limit(request, job.runner.environment)
     protocol = FIT.model_copy(update={"warm_up_steps": steps - FIT.min_blocks})

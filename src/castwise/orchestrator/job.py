@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,15 @@ from castwise.registry.precisions import (
 )
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.spec.options import OF_MACHINE, RunOptions, ScriptOptions, WhyOptions, options_of, parse_options
+from castwise.spec.options import (
+    OF_MACHINE,
+    RunOptions,
+    ScriptOptions,
+    WhyOptions,
+    options_of,
+    parse_options,
+    steps_of,
+)
 from castwise.spec.plan import Axes, parse_grid
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import CPU_ROUND, CPU_SHORT, CUDA_ROUND, MeasurementProtocol, TrialSpec
@@ -415,12 +423,10 @@ def prepare_profiles(
     options: WhyOptions, listener: Listener | None = None, find_machine: FindMachine = detect_machine
 ) -> Job:
     """Return the job that profiles steps of what a user asked for; the arguments and errors are `prepare`'s."""
-    shared = {
-        option.name: getattr(options, option.name) for option in fields(RunOptions) if hasattr(options, option.name)
-    }
+    request = steps_of(options, budget_seconds=options.budget_seconds)
     rule = StopRule(min_rounds=1, max_rounds=1)
     profiles = {"profile_steps": _PROFILE_STEPS, "numerics": options.numerics}
-    found = prepare(RunOptions(**shared), listener, find_machine, rule=rule, profiles=profiles)
+    found = prepare(request, listener, find_machine, rule=rule, profiles=profiles)
     if options.trace is not None and options.trace.suffix == ".json" and len(found.specs) > 1:
         raise UsageError(
             f"'{options.trace}' has room for one configuration's trace, and there are {len(found.specs)}. Name a "
@@ -546,11 +552,10 @@ def _with_quick_steps(
 
 def _time_a_sample(spec: TrialSpec, batch_size: int, machine: Machine) -> float | None:
     """Return about how many seconds of a step a sample takes, from steps of this batch; None if they fail."""
-    protocol = spec.protocol.model_copy(update=_PROBE)
-    session = machine.engine.start(protocol.timeout_seconds, spec.num_processes)
+    session = machine.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
     try:
         session.open(spec.device)
-        session.set_up(spec.model_copy(update={"batch_size": batch_size, "protocol": protocol}))
+        session.set_up(spec.with_protocol(**_PROBE).model_copy(update={"batch_size": batch_size}))
         step_seconds = warm_step_seconds(session.warm_up())
     except TrialFailedError:  # its trial will report why
         return None

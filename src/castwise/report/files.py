@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.errors import StoreError, UsageError, printable
-from castwise.spec.options import DEFAULT_RESULTS, Option
+from castwise.spec.options import DEFAULT_RESULTS, PRECISIONS, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
@@ -27,7 +27,7 @@ class SelectionOptions:
     ] = None
     precisions: Annotated[
         tuple[str, ...] | None,
-        Option("Only these precisions, comma-separated.", "Records", keyword="precision", completion="precisions"),
+        Option("Only these precisions, comma-separated.", "Records", **PRECISIONS),
     ] = None
 
 

@@ -105,6 +105,8 @@ DURATION: dict[str, Any] = {"parse": parse_duration, "metavar": "TIME"}
 SHARE: dict[str, Any] = {"parse": parse_share, "metavar": "SHARE"}
 MEMORY: dict[str, Any] = {"parse": parse_memory, "metavar": "SIZE"}
 COUNT: dict[str, Any] = {"parse": parse_count, "metavar": "N"}
+WORKLOADS: dict[str, Any] = {"completion": "workloads", "is_argument": True, "takes_many": True}
+PRECISIONS: dict[str, Any] = {"keyword": "precision", "completion": "precisions"}
 
 
 def parse_workload(option: str, value: Any) -> str:
@@ -139,16 +141,7 @@ WORKLOAD_NAMES = (
     "(`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, FILE.py:FUNCTION, "
     "module.path:FUNCTION"
 )
-Model = Annotated[
-    str,
-    Option(
-        f"A workload {WORKLOAD_NAMES}.",
-        parse=parse_model,
-        completion="workloads",
-        is_argument=True,
-        takes_many=True,
-    ),
-]
+Model = Annotated[str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_model, **WORKLOADS)]
 TECHNIQUES_HELP = (
     "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
     "is short for {}. Default: the plain loop."
@@ -187,17 +180,14 @@ class ParameterGrid:
             f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Without one: a short job that suits "
             "this machine.",
             keyword="workload",
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
+            **WORKLOADS,
         ),
     ] = None
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
             "Precisions, comma-separated; O0 to O3 are understood. Default: all of 16 bits or more on the device.",
-            keyword="precision",
-            completion="precisions",
+            **PRECISIONS,
         ),
     ] = None
     batch_sizes: Annotated[
@@ -329,9 +319,7 @@ _WorkloadsOrScript = Annotated[
         "-- python train.py --lr 1e-3. Without one: a short job that suits this machine.",
         keyword="workload",
         parse=parse_workloads,
-        completion="workloads",
-        is_argument=True,
-        takes_many=True,
+        **WORKLOADS,
     ),
 ]
 
@@ -364,8 +352,7 @@ class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
         Option(
             "Precisions, comma-separated. Default: those of default, fp32, tf32, fp16-mixed and bf16-mixed that the "
             "device has.",
-            keyword="precision",
-            completion="precisions",
+            **PRECISIONS,
         ),
     ] = None
     trace: Annotated[
@@ -380,10 +367,9 @@ class WhyOptions(ParameterGrid, StepOptions, ScriptOptions):
 
 
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:
-    """Return the options of `castwise run` that share a command's device, data, records and time limit."""
-    kinds = (StepOptions, ScriptOptions) if isinstance(options, ScriptOptions) else (StepOptions,)
-    shared = {field.name: getattr(options, field.name) for kind in kinds for field in fields(kind)}
-    return RunOptions(**shared | others)
+    """Return the options of `castwise run` that share a command's grid, device, data, records and time limit."""
+    names = [field.name for kind in (ParameterGrid, StepOptions, ScriptOptions) for field in fields(kind)]
+    return RunOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)} | others)
 
 
 # Options of all commands that select among what a suite, or a folder of records, has.
@@ -393,7 +379,7 @@ OnlyWorkloads = Annotated[
 ]
 OnlyPrecisions = Annotated[
     tuple[str, ...] | None,
-    Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
+    Option("Only these precisions, comma-separated.", **PRECISIONS),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -124,10 +124,8 @@ class TrialSpec(FrozenModel):
     @property
     def without_extras(self) -> Self:
         """Return the redacted spec with the default time limit and nothing profiled: no figure depends on them."""
-        spec = self.redacted
         extras = ("timeout_seconds", "profile_steps", "numerics")
-        defaults = {name: MeasurementProtocol.model_fields[name].default for name in extras}
-        return spec.model_copy(update={"protocol": spec.protocol.model_copy(update=defaults)})
+        return self.redacted.with_protocol(**{name: MeasurementProtocol.model_fields[name].default for name in extras})
 
     @cached_property
     def key(self) -> str:
@@ -153,9 +151,9 @@ class TrialSpec(FrozenModel):
         """Return whether it measures a script of the user's, which has a loop of its own."""
         return self.user_model is not None and self.user_model.kind == "script"
 
-    @property
-    def without_profile(self) -> Self:
-        return self.model_copy(update={"protocol": self.protocol.model_copy(update={"profile_steps": 0})})
+    def with_protocol(self, **changes: Any) -> Self:
+        """Return the spec with some fields of its protocol changed."""
+        return self.model_copy(update={"protocol": self.protocol.model_copy(update=changes)})
 
     @property
     def device_type(self) -> str:

@@ -45,10 +45,8 @@ def prepare_suite(suite: Suite, options: SuiteOptions, machine: Machine, listene
     """
 
     def limited(spec: TrialSpec) -> TrialSpec:
-        if options.timeout_seconds is None:
-            return spec
-        protocol = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
-        return spec.model_copy(update={"protocol": protocol})
+        limit = options.timeout_seconds
+        return spec if limit is None else spec.with_protocol(timeout_seconds=limit)
 
     specs = [limited(spec) for spec in specs_of(suite, device=machine.device, choice=options)]
     searches = [

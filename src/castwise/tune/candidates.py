@@ -109,7 +109,8 @@ class Change:
         kept = [
             name for name in spec.techniques if not any(exclude_each_other(name, added) for added in self.techniques)
         ]
-        return resolve((*kept, *self.techniques), spec.without_profile)  # the plain loop alone is profiled
+        # The plain loop alone is profiled.
+        return resolve((*kept, *self.techniques), spec.with_protocol(profile_steps=0))
 
     def is_within(self, accepted: "Change") -> bool:
         """Return whether it is a part of the changes that were accepted together."""

@@ -7,7 +7,9 @@ from castwise.spec.options import (
     COUNT,
     DURATION,
     MEMORY,
+    PRECISIONS,
     WORKLOAD_NAMES,
+    WORKLOADS,
     Option,
     ScriptOptions,
     StepOptions,
@@ -25,9 +27,7 @@ class TuneOptions(StepOptions, ScriptOptions):
         Option(
             f"A workload {WORKLOAD_NAMES}. Or your script with its arguments: -- python train.py --lr 1e-3.",
             parse=parse_workload,
-            completion="workloads",
-            is_argument=True,
-            takes_many=True,
+            **WORKLOADS,
         ),
     ] = "mnist-cnn"
     _: KW_ONLY
@@ -36,8 +36,7 @@ class TuneOptions(StepOptions, ScriptOptions):
         Option(
             "Precisions to try, comma-separated; the first is the plain loop's. Default: PyTorch's default and all "
             "that keep float32 weights.",
-            keyword="precision",
-            completion="precisions",
+            **PRECISIONS,
         ),
     ] = None
     numerics: Annotated[

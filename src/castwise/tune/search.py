@@ -93,7 +93,7 @@ class TuningSearch:
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
             specs = decision.specs
             if any(trial.profile for trial in earlier):  # one process's profile is enough
-                specs = tuple(spec.without_profile for spec in specs)
+                specs = tuple(spec.with_protocol(profile_steps=0) for spec in specs)
             rule = replace(_ONCE, budget_seconds=max(left.seconds, 1.0))
             rounds = Rounds(runner, specs, rule, earlier, specs[0])
             try:
@@ -141,7 +141,7 @@ class TuningSearch:
         earlier = [trial.spec.repeat for spec in specs for trial in measured.final.of(spec)]
         first = 1 + max(earlier, default=FIRST_FINAL_REPEAT - 1)
         rule = replace(StopRule.of(DurationOptions()), one_look=False, budget_seconds=max(left.seconds, 0.0))
-        specs = [spec.without_profile.model_copy(update={"repeat": first}) for spec in specs]
+        specs = [spec.with_protocol(profile_steps=0).model_copy(update={"repeat": first}) for spec in specs]
         seconds = left.session_seconds(specs, measured, is_repeated=True)
         return Rounds(runner, specs, rule, (), specs[0], seconds)
 
@@ -166,7 +166,6 @@ def prepare_tuning(
     run_options = steps_of(
         request,
         workloads=(request.workload,),
-        precisions=request.precisions,
         batch_sizes=None if request.batch_size is None else (request.batch_size,),
         world_sizes=None if request.num_gpus is None else (request.num_gpus,),
         parallelisms=None if request.parallelism is None else (request.parallelism,),
@@ -192,7 +191,7 @@ def _space_of(request: TuneOptions, job: Job, source: tuple[str, Recipe] | None)
     if source is not None:
         start = _training_spec(start, *source)
     elif start.device_type != "cpu":
-        start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED | _PROFILE)})
+        start = start.with_protocol(**_SCREENED, **_PROFILE)
     environment = job.runner.environment
     if request.precisions is None and start.device_type == "cuda" and not start.is_script:
         names += _fp8_names(environment)  # to be tried on a compiled loop
