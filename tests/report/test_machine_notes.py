@@ -40,7 +40,8 @@ def measured(
 
 
 def notes(*trials: Sequence[Trial]) -> list[tuple[str, bool]]:
-    found = collect([trial for each in trials for trial in each]).machine_notes
+    collection = collect([trial for each in trials for trial in each])
+    found = collection.machine_notes_of(collection.configurations)
     return [(note.text, note.is_warning) for note in found]
 
 

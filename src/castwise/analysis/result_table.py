@@ -19,6 +19,7 @@ from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.analysis.training_metrics import PRECISION, run_comparison_key
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row
+from castwise.spec.grouping import grouped
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 _CONTRADICTION = 0.05  # of a throughput and a speed-up, as a share; chosen here: readers see it in a table
@@ -147,12 +148,8 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     Each is compared with fp32 and with PyTorch's default in the same group, if they ended `ok`; FP8 with bf16-mixed,
     too, and a script with itself as written. A speed-up within the margin around 1 is "the same".
     """
-    configurations: dict[tuple[str, str], list[Trial]] = {}
-    groups: dict[tuple[str, str], list[Trial]] = {}
-    for trial in trials:
-        configurations.setdefault((trial.environment.fingerprint, trial.spec.configuration), []).append(trial)
-        groups.setdefault(group_of(trial), []).append(trial)
-    references_of = {key: _references(group) for key, group in groups.items()}
+    configurations = grouped(trials, lambda trial: (trial.environment.fingerprint, trial.spec.configuration))
+    references_of = {key: _references(group) for key, group in grouped(trials, group_of).items()}
     # Keys are costly for ten thousand trials: they are computed only if something is compared by them.
     single = [trial for trial in trials if trial.spec.world_size == 1 and trial.status == "ok"]
     on_one_gpu = _by_key(single if any(trial.spec.world_size > 1 for trial in trials) else (), *GPUS)
@@ -263,10 +260,7 @@ def _of_one(value: float | None) -> Estimate | None:
 
 
 def _by_key(trials: Iterable[Trial], *without: str) -> dict[tuple[str, str], list[Trial]]:
-    found: dict[tuple[str, str], list[Trial]] = {}
-    for trial in trials:
-        found.setdefault(comparison_key(trial, *without), []).append(trial)
-    return found
+    return grouped(trials, lambda trial: comparison_key(trial, *without))
 
 
 def _adjusted(step: Estimate | None, base: Estimate | None, speedup: Estimate | None) -> tuple[Estimate | None, bool]:

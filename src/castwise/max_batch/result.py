@@ -8,6 +8,7 @@ from typing import Literal
 from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import comparison_key
 from castwise.records.schema import MemoryParts, Trial
+from castwise.spec.grouping import grouped
 from castwise.spec.trial import TrialSpec
 
 # The first batch tried, and how much larger each further one of the small ones is.
@@ -235,10 +236,7 @@ class MaxBatchResult:
 
 def max_batches_of(trials: Iterable[Trial]) -> list[MaxBatch]:
     """Return trials that were made to find the largest batch, put together, in the order of their first ones."""
-    groups: dict[tuple[object, ...], list[Trial]] = {}
-    for trial in trials:
-        if is_max_batch_trial(trial):
-            groups.setdefault(comparison_key(trial, "batch_size"), []).append(trial)
+    groups = grouped(filter(is_max_batch_trial, trials), lambda trial: comparison_key(trial, "batch_size"))
     return [MaxBatch(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
 
 

@@ -42,6 +42,7 @@ from castwise.registry.precisions import (
 )
 from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
 from castwise.registry.workloads import find_workload
+from castwise.spec.grouping import grouped
 from castwise.spec.options import (
     OF_MACHINE,
     RunOptions,
@@ -118,10 +119,7 @@ class Job:
 
     def _run_rounds(self, rule: StopRule) -> list[Trial]:
         unsupported = [spec for spec in self.specs if unsupported_reason(spec, self.runner.environment)]
-        comparisons: dict[str, list[TrialSpec]] = {}
-        for spec in self.specs:
-            if spec not in unsupported:
-                comparisons.setdefault(spec.comparison, []).append(spec)
+        comparisons = grouped((spec for spec in self.specs if spec not in unsupported), lambda spec: spec.comparison)
         trials: list[Trial] = []
         budget, session_seconds = rule.budget_seconds, 0.0
         for number, specs in enumerate(comparisons.values()):

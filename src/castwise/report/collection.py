@@ -21,6 +21,7 @@ from castwise.report.machine_names import distinctions
 from castwise.report.machine_notes import Figure, MachineNote, machine_notes
 from castwise.show.fields import interval_values, trial_values
 from castwise.show.units import format_bytes, pluralize
+from castwise.spec.grouping import grouped
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
 
@@ -98,9 +99,7 @@ class ComparisonGroup:
         """Return the group with one configuration for training runs that differ in their seed alone."""
         if not self.is_training:
             return self
-        runs: dict[tuple[str, str], list[Row]] = {}
-        for config in self.configurations:
-            runs.setdefault((self.label(config, "seed"), config.trial.spec.loss_scale), []).append(config)
+        runs = grouped(self.configurations, lambda each: (self.label(each, "seed"), each.trial.spec.loss_scale))
         if len(runs) == len(self.configurations):
             return self
         return replace(self, configurations=tuple(map(over_seeds, runs.values())))
@@ -174,13 +173,8 @@ class Collection:
                 found.setdefault(config.trial.spec.configuration, []).append((config.trial, config.throughput_estimate))
         return {key: sorted(each, key=lambda figure: figure[0].started_at) for key, each in found.items()}
 
-    @property
-    def machine_notes(self) -> list[MachineNote]:
+    def machine_notes_of(self, configurations: Iterable[Row]) -> list[MachineNote]:
         """Return what must be said of configurations that several machines with the same GPU model measured."""
-        return machine_notes(self._figures.values())
-
-    def machine_notes_of(self, *configurations: Row) -> list[MachineNote]:
-        """Return the same of some configurations."""
         keys = dict.fromkeys(config.trial.spec.configuration for config in configurations)
         return machine_notes(self._figures.get(key, ()) for key in keys)
 
@@ -261,10 +255,7 @@ def machine_traits(machine: Environment) -> dict[str, str]:
 def _groups(trials: Sequence[Trial], margin: float) -> tuple[ComparisonGroup, ...]:
     rows = rows_of_steps([trial for trial in trials if trial.spec.kind == "steady"], margin)
     rows += rows_of_runs([trial for trial in trials if trial.spec.kind == "training"])
-    by_key: dict[tuple[str, ...], list[Row]] = {}
-    for config in rows:
-        key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
-        by_key.setdefault(key, []).append(config)
+    by_key = grouped(rows, lambda row: (row.trial.spec.kind, *training_metrics.run_comparison_key(row.trial, *AXES)))
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
     titles = {key: _title(own[0].trial, has_devices) for key, own in by_key.items()}
     machines: dict[str, list[Environment]] = {}

@@ -115,7 +115,7 @@ def _configurations(collection: Collection, file_of: FileOf) -> DataTable[Any]:
                 "status": trial.status,
                 "message": trial.message,
                 **_machine(trial),
-                "machine_note": " ".join(note.text for note in collection.machine_notes_of(config)) or None,
+                "machine_note": " ".join(note.text for note in collection.machine_notes_of([config])) or None,
                 "file": file_of(trial),
             }
         )

@@ -31,6 +31,7 @@ from castwise.registry.workloads import unit_of
 from castwise.report.collection import Collection, collect, machine_traits, throughput_of
 from castwise.report.machine_names import machine_names
 from castwise.report.machine_notes import MachineNote, machine_notes
+from castwise.spec.grouping import grouped
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 
@@ -266,11 +267,8 @@ def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
     """
     sides: list[list[list[Trial]]] = []  # of each origin, the trials of each
     for origin in origins:
-        by_machine: dict[str, list[Trial]] = {}
-        for trial in origin.trials:
-            by_machine.setdefault(trial.environment.fingerprint, []).append(trial)
         own: list[list[Trial]] = []
-        for trials in by_machine.values():
+        for trials in grouped(origin.trials, lambda trial: trial.environment.fingerprint).values():
             device, workloads = trials[0].environment.device_name, {trial.spec.workload for trial in trials}
             partners = (side for side in own if side[0].environment.device_name == device)
             partner = next((s for s in partners if workloads.isdisjoint(t.spec.workload for t in s)), None)
@@ -536,10 +534,8 @@ def _speedup(machine: ComparedMachine, result: MachineResult, batch: int) -> Est
 
 
 def _incomparable(machines: Sequence[ComparedMachine], alone: set[Key]) -> Iterator[Incomparable]:
-    by_workload: dict[str, list[MachineResult]] = {}
-    for machine in machines:
-        for result in machine.results.values():
-            by_workload.setdefault(result.spec.workload, []).append(result)
+    results = (result for machine in machines for result in machine.results.values())
+    by_workload = grouped(results, lambda result: result.spec.workload)
     for machine in machines:
         labels: dict[str, dict[str, None]] = {}
         for key, result in machine.results.items():

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from castwise.records.schema import Environment
 from castwise.registry.gpus import short_device_name
+from castwise.spec.grouping import grouped
 
 _CORES = re.compile(r" \((\d+) cores\)$")
 _CONTAINER = re.compile(r"[0-9a-f]{12}")  # the host name that a container gets if nobody names it
@@ -67,10 +68,7 @@ def _distinctions(traits: Sequence[Sequence[str]], first: int = 0) -> list[list[
     """Return for each machine as few of its traits, in order, as tell it from the others."""
     chosen: list[list[str]] = [list(machine[:first]) for machine in traits]
     for index in range(first, max(map(len, traits), default=0)):
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for number, words in enumerate(chosen):
-            alike.setdefault(tuple(words), []).append(number)
-        for numbers in alike.values():
+        for numbers in grouped(range(len(chosen)), lambda number: tuple(chosen[number])).values():
             if len({traits[number][index] for number in numbers}) > 1:
                 for number in numbers:
                     chosen[number] += [traits[number][index]] if traits[number][index] else []

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from castwise.report.machine_comparison import THIS_CARD, ComparisonRow, MachineComparison, MachineResult
@@ -360,7 +360,7 @@ def document(comparison: MachineComparison) -> dict[str, Any]:
             for row in rows
         ],
         slower=slower_lines(comparison),
-        machine_notes=[{"text": note.text, "is_warning": note.is_warning} for note in comparison.machine_notes],
+        machine_notes=list(map(asdict, comparison.machine_notes)),
         refused=[
             {"machine": each.machine.name, "reason": each.reason, "cells": list(each.labels)}
             for each in comparison.incomparable

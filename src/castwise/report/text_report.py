@@ -22,7 +22,10 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
     parts: list[Part] = [paragraph(headline(collection, answers)), paragraph(collection.summary, "")]
     if len(answers) > (0 if wide else 1):
         parts += [Lines([""]), Grid(table, drop_first=("memory_ratio", "why"), elsewhere=_MORE)]
-    parts += [*_machine_lines(collection.machine_notes), Lines([f"  {note}" for note in collection.notes], "yellow")]
+    parts += [
+        *_machine_lines(collection.machine_notes_of(collection.configurations)),
+        Lines([f"  {note}" for note in collection.notes], "yellow"),
+    ]
     for group in collection.groups:
         advice = [answer.advice for answer in answers if answer.group is group]
         causes = [
@@ -32,7 +35,7 @@ def present(collection: Collection, *, wide: bool = False) -> Presentation:
         own = [
             *_group_parts(group, advice, wide=wide),
             Lines([f"  {line}" for line in causes]),
-            *_machine_lines(collection.machine_notes_of(*group.configurations)),
+            *_machine_lines(collection.machine_notes_of(group.configurations)),
         ]
         title = paragraph(group.title, "bold underline", gap=True)
         parts += [title, *own] if len(collection.groups) == 1 else [Fold(group.title, own, "bold underline")]

@@ -18,6 +18,7 @@ from castwise.registry.precisions import AS_WRITTEN, known_precision, why_emulat
 from castwise.registry.techniques import join
 from castwise.show.presentation import Lines
 from castwise.show.units import format_ratio, format_seconds, pluralize
+from castwise.spec.grouping import grouped
 from castwise.spec.quantities import format_share, truncate_list
 
 _MILLION = 1_000_000
@@ -244,10 +245,8 @@ def _beside(row: Row, others: Others) -> str:
 
 def _warnings(rows: Sequence[Row]) -> list[Note]:
     """Return a note for each warning, the noisiest configuration first, with its likely cause and what to try."""
-    found: dict[str, list[tuple[Row, TrialWarning]]] = {}
-    for row in sorted(rows, key=_noise, reverse=True):
-        for each in warnings_of_all(row.trials):
-            found.setdefault(each.name, []).append((row, each))
+    every = ((row, each) for row in sorted(rows, key=_noise, reverse=True) for each in warnings_of_all(row.trials))
+    found = grouped(every, lambda pair: pair[1].name)
     notes = []
     for name in sorted(found, key=WARNING_NAMES.index):
         causes: dict[tuple[str, str], list[tuple[str, TrialWarning]]] = {}

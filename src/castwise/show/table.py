@@ -18,6 +18,7 @@ from castwise.records.schema import Trial
 from castwise.show.console import print_line
 from castwise.show.fields import Field, FlatRow, distinct_precision_text, short_ratio_text, worth_showing
 from castwise.show.units import format_bytes, format_rate
+from castwise.spec.grouping import grouped
 from castwise.spec.quantities import TOO_NOISY
 
 R = TypeVar("R", bound=FlatRow)
@@ -111,9 +112,7 @@ def print_data_table(  # noqa: PLR0913  how a table looks, by keyword
     the words fit, each row becomes a list of its figures. More than a thousand rows are one line each, whatever the
     width.
     """
-    sections: dict[str, list[R]] = {}
-    for row in table.rows:
-        sections.setdefault(section(row), []).append(row)
+    sections = grouped(table.rows, section)
     rows = [row for own in sections.values() for row in own]
     columns = [_text_column(rows, column) for column in table.columns]
     if len(sections) > 1:

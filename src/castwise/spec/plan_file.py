@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from castwise._version import __version__
 from castwise.errors import UsageError, shortened
 from castwise.spec.frozen import FrozenModel
+from castwise.spec.grouping import grouped
 from castwise.spec.options import OF_MACHINE, RunOptions, options_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
@@ -43,10 +44,8 @@ class PlanFile(FrozenModel):
 
         Ratios are taken within a comparison, so that all of it is measured on one machine.
         """
-        found: dict[str, list[TrialSpec]] = {}
-        for spec in self.specs:
-            found.setdefault(spec.comparison, []).append(spec)
-        return sorted(map(tuple, found.values()), key=len, reverse=True)
+        found = grouped(self.specs, lambda spec: spec.comparison).values()
+        return sorted(map(tuple, found), key=len, reverse=True)
 
     def shards(self, count: int) -> list[tuple[TrialSpec, ...]]:
         """Return the trials of each shard, the largest shards first; some are empty if there are fewer comparisons.

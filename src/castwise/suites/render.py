@@ -25,6 +25,7 @@ from castwise.show.notes import MORE, first_of, measured_on
 from castwise.show.presentation import Grid, Lines, Part, Presentation
 from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import pluralize
+from castwise.spec.grouping import grouped
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 
@@ -179,11 +180,8 @@ def _comparisons(result: SuiteResult, *, wide: bool) -> list[tuple[str, Grid, Se
     if result.tuned:
         table = grid(tuned_table(result.tuned), TUNED)
         tables.append(("The published loop, and the tuned one", table, tuned_notes(result.tuned)))
-    by_gpu: dict[str, list[FlatRow]] = {}
-    for row in result.published:
-        if row["trials"]:
-            by_gpu.setdefault(row["gpu"], []).append(row)
-    for gpu, rows in by_gpu.items():
+    measured = (row for row in result.published if row["trials"])
+    for gpu, rows in grouped(measured, lambda row: row["gpu"]).items():
         shown = worth_showing(PUBLISHED, rows, always=("batch_size", "published_seconds"))
         table = grid(DataTable(shown, rows), PUBLISHED)
         tables.append((f"Published on {gpu}, and measured here", table, ()))

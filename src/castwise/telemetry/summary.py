@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from castwise.records.schema import EnergyMeasurement, GpuCounters, GpuFacts, TelemetrySummary
+from castwise.spec.grouping import grouped
 from castwise.telemetry.gpu import CounterReading, Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
 
@@ -226,9 +227,7 @@ def mean_counters(blocks: Sequence[Mapping[str, CounterReading]]) -> tuple[GpuCo
 
 def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:
     """Return GPUs' reasons in a line, with their names unless one reason holds for all `num_gpus`."""
-    devices: dict[str, list[str]] = {}
-    for device, why in reasons.items():
-        devices.setdefault(why, []).append(device)
+    devices = grouped(reasons, lambda device: reasons[device])
     if len(devices) == 1 and len(reasons) == num_gpus:
         return next(iter(devices))
     return ", ".join(f"{' and '.join(names)}: {why}" for why, names in devices.items())
@@ -265,9 +264,7 @@ def telemetry_note(
         why.pop("energy_joules", None)
     if why_no_counters:
         why["hardware counters"] = why_no_counters
-    fields: dict[str, list[str]] = {}
-    for name, reason in why.items():
-        fields.setdefault(reason, []).append(name)
+    fields = grouped(why, lambda name: why[name])
     parts = [f"{', '.join(names)} ({reason})" for reason, names in fields.items()]
     return f"not available: {'; '.join(parts)}" if parts else ""
 

@@ -28,6 +28,7 @@ from castwise.errors import UsageError
 from castwise.records.schema import GradientHistogram, ModuleNumerics, PrecisionFall, StepNumerics
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import hiding_operators
+from castwise.spec.grouping import grouped
 from castwise.spec.trial import TrialSpec
 from castwise.trial.data.sharding import seed_generators
 from castwise.trial.step import TrainingStep
@@ -347,13 +348,11 @@ def _owners(model: nn.Module) -> dict[str, nn.Module]:
 
 def _rows_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names of modules by the row that they are in, deeper ones merged so that there are not too many."""
-    names, rows = list(names), dict[str, list[str]]()
+    names = list(names)
     depth = max((name.count(".") + 1 for name in names), default=1)
     while depth > 1 and len({_cut(name, depth) for name in names}) > _MOST_MODULES:
         depth -= 1
-    for name in names:
-        rows.setdefault(_cut(name, depth), []).append(name)
-    return dict(itertools.islice(rows.items(), _MOST_MODULES))
+    return dict(itertools.islice(grouped(names, lambda name: _cut(name, depth)).items(), _MOST_MODULES))
 
 
 def _cut(name: str, depth: int) -> str:

@@ -11,6 +11,7 @@ from castwise.report.charts.svg import Bar, Line, Panel, Point, Segment, bar_cha
 from castwise.show.fields import find_field, find_fields
 from castwise.show.theme import INK, look_of
 from castwise.show.units import format_bytes, format_percent, format_rate
+from castwise.spec.grouping import grouped
 
 _GIB = 2**30
 
@@ -43,9 +44,7 @@ def largest_batch(subject: GroupSubject) -> Chart | None:
 def batch(subject: GroupSubject) -> Chart | None:
     """Return throughput and peak memory over the batch size, for lines of at least two batch sizes."""
     group = subject.group
-    named: dict[str, list[Row]] = {}
-    for config in group.configurations:
-        named.setdefault(group.label(config, "batch_size"), []).append(config)
+    named = grouped(group.configurations, lambda config: group.label(config, "batch_size"))
     lines = _drawable(named, "batch_size")
     configurations = [config for own in lines.values() for config in own]
     loops = {config.trial.spec.techniques for config in group.configurations}

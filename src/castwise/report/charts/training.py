@@ -31,6 +31,7 @@ from castwise.report.charts.svg import (
 from castwise.show.fields import Field, FlatRow, find_field, short_columns
 from castwise.show.table import DataTable
 from castwise.show.theme import look_of
+from castwise.spec.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,8 @@ def _curves(
 
 def _means(runs: Iterable[Sequence[_Point]]) -> list[tuple[_Point, float, float]]:
     """Return the mean point of runs at each of their epochs, with the lowest and the highest value there."""
-    at: dict[float, list[_Point]] = {}
-    for points in runs:
-        for point in points:
-            at.setdefault(point.epoch, []).append(point)
     found = []
+    at = grouped((point for points in runs for point in points), lambda point: point.epoch)
     for epoch, points in sorted(at.items()):
         values = [point.value for point in points if math.isfinite(point.value)] or [math.nan]
         mean = _Point(fmean(point.seconds for point in points), fmean(values), epoch)

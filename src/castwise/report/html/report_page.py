@@ -69,7 +69,7 @@ def render(collection: Collection, source: Source, title: str | None = None) -> 
         "trials": data.add_table("trials", trials, choices=("workload", "precision", "status", "kind")),
         "same": same,
         "warnings": _warnings(collection),
-        "machine_notes": collection.machine_notes,
+        "machine_notes": collection.machine_notes_of(collection.configurations),
         "machines": data.add_table("machines", _machine_table(collection)),
         "notes": collection.notes,
         "folded": len(sections) > 8,
@@ -113,7 +113,7 @@ def _section(
         "why": _why(group),
         "table": data.add_table(f"{anchor}-results", table),
         "more_tables": [(title, data.add_table(f"{anchor}-{name}", own)) for name, title, own in more],
-        "remarks": [*(note.text for note in collection.machine_notes_of(*group.configurations)), *lines],
+        "remarks": [*(note.text for note in collection.machine_notes_of(group.configurations)), *lines],
     }
 
 
