@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 from castwise.records.collector import gc_disabled
 from castwise.registry.trackers import TRACKER_MODES
@@ -22,34 +23,18 @@ def _without_torchao(name: str) -> Iterator[None]:
 
     The user's code does not name it, so its quantizers are not needed.
     """
-    if name.partition(".")[0] != "transformers":
+    with ExitStack() as stack:
+        if name.partition(".")[0] == "transformers":
+            utils: Any = importlib.import_module("transformers.utils")
+            for module in (utils, utils.import_utils):
+                stack.enter_context(patch.object(module, "is_torchao_available", lambda *_, **__: False))
         yield
-        return
-    utils: Any = importlib.import_module("transformers.utils")
-    readers = [(module, module.is_torchao_available) for module in (utils, utils.import_utils)]
-    for module, _ in readers:
-        module.is_torchao_available = lambda *_, **__: False
-    try:
-        yield
-    finally:
-        for module, real in readers:
-            module.is_torchao_available = real
 
 
-@contextmanager
-def _as_for_a_script() -> Iterator[None]:
+def _as_for_a_script() -> AbstractContextManager[object]:
     """Set the variables that a script's process has, and let torch count GPUs without opening them."""
-    before = dict(os.environ)
-    for variables in TRACKER_MODES.values():
-        for name, value in variables.items():
-            os.environ.setdefault(name, value)
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+    modes = {name: value for variables in TRACKER_MODES.values() for name, value in variables.items()}
+    return patch.dict(os.environ, {**modes, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
 
 
 def _can_be_forked() -> bool:
