@@ -22,7 +22,7 @@ class HostSample(NamedTuple):
 
 
 def read_host() -> HostSample:
-    words = _text(_PROC / "stat").partition("\n")[0].split()
+    words = text_of(_PROC / "stat").partition("\n")[0].split()
     is_counted = len(words) >= 9 and words[0] == "cpu" and all(word.isdecimal() for word in words[1:9])
     ticks = [int(word) for word in words[1:9]] if is_counted else None
     try:
@@ -39,7 +39,7 @@ def read_host() -> HostSample:
 
 def _pressure_seconds() -> float | None:
     for name in _PRESSURE_FILES:
-        for line in _text(Path(name)).splitlines():
+        for line in text_of(Path(name)).splitlines():
             total = line.partition("total=")[2]
             if line.startswith("some ") and total.isdecimal():
                 return int(total) / 1e6
@@ -67,14 +67,15 @@ def is_descendant(pid: int, ancestor: int) -> bool:
         if pid == ancestor:
             return True
         # The name in brackets may hold anything, brackets too. Source: proc_pid_stat(5).
-        fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()
+        fields = text_of(_PROC / str(pid) / "stat").rpartition(")")[2].split()
         if len(fields) < 2 or int(fields[1]) <= 0:
             return False
         pid = int(fields[1])
     return False
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what is in a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from castwise.telemetry.gpm import GpmCounters
 from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Query
+from castwise.telemetry.host import text_of
 
 
 class GpuProcess(NamedTuple):
@@ -43,14 +44,10 @@ def compute_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """
     with _opened() as nvml:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
-        return tuple(GpuProcess(found.pid, _process_name(found.pid), found.usedGpuMemory) for found in processes)
-
-
-def _process_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "?"
+        return tuple(
+            GpuProcess(found.pid, text_of(Path(f"/proc/{found.pid}/comm")).strip() or "?", found.usedGpuMemory)
+            for found in processes
+        )
 
 
 @contextmanager
@@ -97,11 +94,7 @@ _REASONS = {
 def throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
     """Return the names of what limits the clock; a bit without a name as a number."""
     try:
-        get = nvml.nvmlDeviceGetCurrentClocksEventReasons
-    except AttributeError:  # before nvidia-ml-py 12.535
-        get = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-    try:
-        mask = get(handle)
+        mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except nvml.NVMLError as error:  # a driver from before the new name has the old one
         if getattr(error, "value", None) not in _final_codes(nvml):
             raise
