@@ -354,17 +354,23 @@ class Diagnoses(Result):
         return f"Diagnoses({first})"
 
 
-@dataclass(frozen=True, repr=False)
-class Tuning(Result):
-    """What `castwise.tune` found."""
+class _Found(Result):
+    """What a search found, whose trials are the records."""
 
-    found: "TuningResult"
-    _pictures = ("-ladder.svg", "-throughput.svg")
+    found: "TuningResult | MaxBatchResult | AccuracyResult"
 
     @property
     def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
         """Return the records."""
         return self.found.trials
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning(_Found):
+    """What `castwise.tune` found."""
+
+    found: "TuningResult"
+    _pictures = ("-ladder.svg", "-throughput.svg")
 
     @property
     def fastest(self) -> TrialSpec | None:
@@ -396,16 +402,11 @@ class Tuning(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class MaxBatches(Result):
+class MaxBatches(_Found):
     """What `castwise.max_batch` found."""
 
     found: "MaxBatchResult"
     _pictures = ("-batch.svg", "-largest.svg")
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
-        """Return the records."""
-        return self.found.trials
 
     @property
     def max_batches(self) -> tuple["MaxBatch", ...]:
@@ -466,16 +467,11 @@ class Fits(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Accuracies(Result):
+class Accuracies(_Found):
     """What `castwise.accuracy` found."""
 
     found: "AccuracyResult"
     _pictures = ("-equivalence.svg",)
-
-    @property
-    def trials(self) -> tuple[Trial, ...]:  # type: ignore[override]
-        """Return the records."""
-        return self.found.trials
 
     @property
     def runs(self) -> "tuple[Runs, ...]":
