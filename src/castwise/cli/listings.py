@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from castwise.registry.architectures import ARCHITECTURES, dotted, needed_capabilities
+from castwise.registry.architectures import ARCHITECTURES, FORMATS, dotted, needed_capabilities
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
 from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
@@ -68,7 +68,8 @@ def gpus() -> Table:
     """Return what each generation of GPUs trains in, and which PyTorch has kernels for it."""
     table = _table("since", "generation", "trains in", "no faster", "PyTorch", "note")
     for row in ARCHITECTURES:
-        slow = [f"{name} (emulated)" if row.support(name) == "emulated" else name for name in row.without_speed]
+        words = {"slow": "{}", "emulated": "{} (emulated)"}
+        slow = [words[kind].format(name) for name in FORMATS if (kind := row.support(name)) in words]
         table.add_row(
             row.code, row.name, ", ".join(row.native.split()) or "–", ", ".join(slow) or "–", row.build, row.note or "–"
         )

@@ -52,6 +52,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.accuracy.advice import accuracy_of
     from castwise.cli.measuring import FAILED, REPORT, measuring, next_step, say_logs, search
     from castwise.cli.output import show
+    from castwise.errors import printable
     from castwise.spec.typed import read_line
     from castwise.spec.user_model import is_script
     from castwise.tune import render
@@ -69,7 +70,9 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
         emits_patch = output.emit == _PATCH and found.was_compared
 
         if emits_patch and output.format == "table":
-            _print_patch(found, simple=output.simple)
+            spec = found.simplest if output.simple else found.chosen
+            if spec is not None:
+                print(printable(f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"), flush=True)
         else:
             command = REPORT
             if output.emit is None and found.was_compared and key_of(found.winner) != key_of(found.start):
@@ -107,15 +110,6 @@ def _check_emitted(options: TuneOptions, emit: Path) -> None:
         raise file_exists(emit)
     data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
     check_script(options.workload, data_set, recipe, emit)
-
-
-def _print_patch(found: "TuningResult", *, simple: bool) -> None:
-    from castwise.errors import printable
-    from castwise.tune import render
-
-    spec = found.simplest if simple else found.chosen
-    if spec is not None:
-        print(printable(f"{render.patch_summary(found, spec)}\n{render.patch(found, spec)}"), flush=True)
 
 
 def _write_script(file: Path, job: "Job", found: "TuningResult", options: TuneOptions, *, simple: bool) -> int:

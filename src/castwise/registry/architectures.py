@@ -40,11 +40,6 @@ class Architecture:
             return f"up to {_LAST_WITHOUT_CUDA_13}, for CUDA 12.6"
         return f"for CUDA {self.needs} or newer" if self.needs else "any"
 
-    @property
-    def without_speed(self) -> tuple[str, ...]:
-        """Return the formats that it trains in and is not faster in."""
-        return tuple(name for name in FORMATS if self.support(name) in ("slow", "emulated"))
-
     def support(self, name: str) -> Literal["native", "slow", "emulated", ""]:
         """Return how it trains in a format, empty if it does not."""
         if name in self.native.split():

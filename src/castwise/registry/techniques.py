@@ -248,10 +248,7 @@ STATES: dict[str, tuple[str, str]] = {
     "fp8": ("2", ""),
     "4-bit": ("1", 'optim="adamw_torch_4bit"'),
 }
-NARROW: tuple[Numerics, ...] = (
-    "sums",
-    "state",
-)  # kinds of techniques that need an accuracy verdict, as a precision does
+NARROW: tuple[Numerics, ...] = ("sums", "state")  # that need an accuracy verdict, as a precision does
 STATE = "adam-state-"  # begins the names of techniques that differ in what Adam's state is kept in
 
 

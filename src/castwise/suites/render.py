@@ -1,6 +1,5 @@
 """A suite's result: what was run, and the published figures next to it."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from castwise.show.fields import (
 )
 from castwise.show.notes import MORE, first_of, measured_on
 from castwise.show.presentation import Grid, Lines, Part, Presentation
-from castwise.show.table import DataTable, json_document, plain, short_table_of
+from castwise.show.table import DataTable, json_document, json_records, plain, short_table_of
 from castwise.show.units import pluralize
 from castwise.spec.grouping import grouped
 from castwise.suites.result import SuiteResult, notes
@@ -203,5 +202,5 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),
-        "trials": [json.loads(trial.model_dump_json()) for trial in result.all_trials],
+        "trials": json_records(result.all_trials),
     }

@@ -173,11 +173,6 @@ class SearchSpace:
                 found.setdefault(row.layer, []).append(row.name)
         return found
 
-    def for_layers(self, layers: Container[str] | None) -> "SearchSpace":
-        """Return the space without those techniques."""
-        unfit = {name for names in self.without_layers(layers).values() for name in names}
-        return replace(self, techniques=tuple(name for name in self.techniques if name not in unfit))
-
     def open_changes(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return all changes to a configuration that are worth a measurement."""
         return [change for change in self._applicable(current, tried) if _is_open(change, tried, current)]

@@ -88,7 +88,9 @@ class TuningSteps:
         others = [spec for spec in (self.space.fp32,) if spec is not None and self._is_supported(spec)]
         while (yield from self._screen_once(start, others, loop_name(start))) is None:
             pass  # a session for each group that fits
-        self.space = self.space.for_layers(self.measured.layers(start))
+        unfit = {name for names in self.space.without_layers(self.measured.layers(start)).values() for name in names}
+        fit = tuple(name for name in self.space.techniques if name not in unfit)
+        self.space = replace(self.space, techniques=fit)
         tried: list[TriedChange] = []
         ending: Ending = "failed"
         if self.measured.is_ok(start) or self.measured.is_out_of_memory(start):
