@@ -43,9 +43,7 @@ def row_values(row: Row) -> dict[str, Any]:
         "verdict": row.verdict.kind if row.verdict else None,
         "verdict_reason": row.verdict.reason if row.verdict else None,
         "scaling_efficiency": row.scaling_efficiency,
-        "peak_allocated_bytes": row.peak_allocated_bytes,
-        "peak_reserved_bytes": row.peak_reserved_bytes,
-        "driver_used_bytes": row.driver_used_bytes,
+        **{name: getattr(row, name) for name in ("peak_allocated_bytes", "peak_reserved_bytes", "driver_used_bytes")},
         "joules_per_unit": energy[0].value if (energy := energy_of(row.trials)) else None,
     }
 

@@ -109,9 +109,7 @@ def verdict_counts(comparison: MachineComparison) -> str:
 
 def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
     return {
-        "precision": row.spec.precision,
-        "loss_scale": row.spec.loss_scale,
-        "batch_size": row.spec.batch_size,
+        **{name: getattr(row.spec, name) for name in ("precision", "loss_scale", "batch_size")},
         "machine": result.machine,
         "unit": row.unit,
         "throughput_per_second": None if result.throughput is None else result.throughput.value,

@@ -249,15 +249,8 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
     """
     advised = [
         {
-            "workload": item.workload,
-            "decision": item.decision,
-            "precision": item.precision,
-            "sentence": item.sentence,
-            "written": item.written or None,
-            "accuracy": item.accuracy or None,
-            "limit": item.limit or None,
-            "command": item.command or None,
-            "code": item.code or None,
+            **{name: getattr(item, name) for name in ("workload", "decision", "precision", "sentence")},
+            **{name: getattr(item, name) or None for name in ("written", "accuracy", "limit", "command", "code")},
             "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
         }
         for item in advice

@@ -74,9 +74,7 @@ def tuned_row(pair: TunedPair) -> FlatRow:
     counts = len(pair.published.trials), len(pair.tuned.trials)
     difference = pair.difference
     values: dict[str, Any] = {
-        "workload": pair.spec.workload,
-        "precision": pair.spec.precision,
-        "batch_size": pair.spec.batch_size,
+        **{name: getattr(pair.spec, name) for name in ("workload", "precision", "batch_size")},
         "gpus": training_table.gpus_text(pair.spec),
         "seeds": min(counts),
         "seeds_text": f"{counts[0]} each" if counts[0] == counts[1] else f"{counts[0]} published, {counts[1]} tuned",

@@ -75,9 +75,7 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> FlatRow:
     gpu = figures[0].gpu if figures else None
     figures = [figure for figure in figures if figure.gpu == gpu]
     return {
-        "workload": spec.workload,
-        "precision": spec.precision,
-        "loss_scale": spec.loss_scale,
+        **{name: getattr(spec, name) for name in ("workload", "precision", "loss_scale")},
         "gpu": gpu,
         "published": (
             max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
