@@ -45,15 +45,8 @@ app = typer.Typer(
 )
 
 
-class Listing(StrEnum):
-    """What can be listed: functions of castwise.cli.listings."""
-
-    WORKLOADS = "workloads"
-    PRECISIONS = "precisions"
-    TECHNIQUES = "techniques"
-    GPUS = "gpus"
-    DEVICES = "devices"
-    SUITES = "suites"
+# What can be listed: functions of castwise.cli.listings.
+Listing = StrEnum("Listing", ["WORKLOADS", "PRECISIONS", "TECHNIQUES", "GPUS", "DEVICES", "SUITES"])
 
 
 def _show_version(wanted: bool) -> None:
