@@ -228,7 +228,6 @@ def _attention(name: str, kernels: str, whose: str, why_not: WhyNot | None) -> T
         summary=f"attention runs in {whose} kernels, and not in those that PyTorch would choose",
         needs="scaled_dot_product_attention, as most transformers have it, of shapes that these kernels take",
         cost="none",
-        loop_changes=1,
         numerics="rounding",
         devices=("cuda",),
         layer="attention",

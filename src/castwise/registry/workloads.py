@@ -136,7 +136,7 @@ def _transformer(  # noqa: PLR0913  a row's fields, by keyword
         clip_grad_norm=1.0,
         data_sets=() if kind == "vit" else ("wikitext-2",),
         options=(("kind", kind), *shape.items()),
-        longest=longest,
+        longest=None if kind == "vit" else longest or shape["length"],
     )
 
 
@@ -152,7 +152,6 @@ def _wide_gpt(width: int, depth: int, others: str = "") -> Workload:
         f"{depth} layers of a GPT {width} wide, 1,024 tokens a sample, AdamW{others}",
         source="the shape of larger models' layers (4096: 7B parameters), with GPT-2's vocabulary",
         batch_size=max(1, min(32, 8 * 4096 // width)),
-        longest=1_024,
         width=width,
         depth=depth,
         heads=width // _HEAD_SIZE,
@@ -279,7 +278,6 @@ WORKLOADS: tuple[Workload, ...] = (
         source=_GPT2,
         batch_size=16,
         num_parameters=124_439_808,
-        longest=1_024,
         width=768,
         depth=12,
         heads=12,
@@ -293,7 +291,6 @@ WORKLOADS: tuple[Workload, ...] = (
         source=_GPT2,
         batch_size=4,
         num_parameters=1_557_611_200,
-        longest=1_024,
         width=1600,
         depth=48,
         heads=25,
@@ -325,7 +322,6 @@ WORKLOADS: tuple[Workload, ...] = (
         batch_size=64,
         optimizer=_ADAMW_BERT,
         num_parameters=109_514_298,
-        longest=512,
         width=768,
         depth=12,
         heads=12,
