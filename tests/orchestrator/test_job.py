@@ -332,6 +332,18 @@ def test_what_imports_take_is_part_of_a_budget(
     assert rule.budget_seconds == pytest.approx(left)
 
 
+@pytest.mark.parametrize(
+    ("techniques", "is_preloaded"), [(None, False), (("none", "fused-optimizer"), False), (("none", "compile"), True)]
+)
+def test_the_compiler_is_imported_once_for_loops_that_need_it(
+    techniques: tuple[str, ...] | None, is_preloaded: bool, job: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = list[str]()
+    monkeypatch.setattr("castwise.orchestrator.job.import_once", imported.extend)
+    job(techniques=techniques)
+    assert imported == ["castwise.trial.preload_compiler"] * is_preloaded
+
+
 class SlowSession(FakeSession):
     _engine: "Slow"
 

@@ -42,6 +42,23 @@ def test_what_a_users_model_needs_is_imported_too(tmp_path: Path, monkeypatch: p
     assert "CASTWISE_IMPORTS" not in os.environ, "a trial's process sees the user's own environment"
 
 
+_COMPILES = """
+import sys, torch, torch._dynamo
+import castwise.trial.preload_compiler
+known = set(sys.modules)
+from castwise.apply.techniques.compile import CompiledLoss
+CompiledLoss(lambda model, batch: model(batch).sum(), "default")
+new = [name for name in sys.modules if name not in known and name.startswith("torch.")]
+print(torch.cuda.is_initialized(), __import__("threading").active_count(), len(new) < 9)
+"""
+
+
+def test_a_compiled_loop_finds_its_compiler_imported_and_no_thread_started() -> None:
+    command = [sys.executable, "-c", _COMPILES]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS)
+    assert done.stdout.strip() == "False 1 True"
+
+
 _FORKS = """
 import multiprocessing, os, sys
 from castwise.orchestrator.processes import _PRELOAD

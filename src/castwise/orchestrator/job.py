@@ -40,7 +40,7 @@ from castwise.registry.precisions import (
     why_emulated,
     why_unsupported,
 )
-from castwise.registry.techniques import SETS, TECHNIQUES, parse_techniques
+from castwise.registry.techniques import SETS, TECHNIQUES, compiles, parse_techniques
 from castwise.registry.workloads import find_workload
 from castwise.spec.grouping import grouped
 from castwise.spec.options import (
@@ -84,6 +84,7 @@ _EXPLAINED = ("default", "fp32", "tf32", "fp16-mixed", "bf16-mixed")
 _EXPLAINED_OF_SCRIPTS = (AS_WRITTEN, "bf16-mixed")
 _PROFILE_STEPS = 3
 
+_COMPILER = "castwise.trial.preload_compiler"
 _SEED_LIMIT = 2**63  # of torch.manual_seed
 
 
@@ -171,6 +172,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     short: bool = False,
     profiles: Mapping[str, Any] | None = None,
     is_planned: bool = False,
+    is_search: bool = False,
 ) -> Job:
     """Check what a user asked for against the machine, and return the job that answers it.
 
@@ -183,6 +185,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         profiles: What the protocol says of the steps that are profiled, after the timed ones, in one process of each
             configuration; None profiles none.
         is_planned: The batch sizes are those of a plan: no smaller ones are taken because steps are slow.
+        is_search: Loops that are compiled will be tried, too.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -199,7 +202,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         options = _for_script(options, script, _EXPLAINED_OF_SCRIPTS if profiles else USUAL_OF_SCRIPTS)
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
-    import_once(slow_imports([*own_models, *zoo_models]))
+    import_once([*slow_imports([*own_models, *zoo_models]), *_compiler_of(options, is_search=is_search)])
     phase("starting PyTorch, which takes longest the first time", 0.0)
     machine = find_machine(options.device, options.data_dir, zoo_models)
     phase("looking for data", 0.0)
@@ -232,6 +235,12 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         runner = replace(job.runner, data_note=data_note, begun=begun)
         undo.pop_all()
     return replace(job, runner=runner, notes=tuple(notes), rule=rule, user_workloads=user_workloads)
+
+
+def _compiler_of(options: RunOptions, *, is_search: bool) -> list[str]:
+    """Return the module that imports torch's compiler, if a loop may be compiled."""
+    names = [name for loop in options.techniques or () for name in parse_techniques(loop)]
+    return [_COMPILER] if is_search or any(name in SETS or compiles([name]) for name in names) else []
 
 
 def _own_and_zoo_models(options: RunOptions) -> tuple[list[str], list[str]]:

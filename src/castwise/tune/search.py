@@ -172,7 +172,8 @@ def prepare_tuning(
         data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else None if of_script else data_set,
         timeout_seconds=limit,
     )
-    job = prepare(run_options, listener, find_machine, rule=StopRule(budget_seconds=request.budget_seconds))
+    rule = StopRule(budget_seconds=request.budget_seconds)
+    job = prepare(run_options, listener, find_machine, rule=rule, is_search=True)
     space = _space_of(request, job, source)
     store = None if request.again else job.runner.store
     stored = () if store is None else store.load(job.runner.environment)[0].values()
