@@ -31,6 +31,14 @@ def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> 
         runner.closer.wait()
 
 
+def test_the_stages_of_a_session_add_up_to_its_time() -> None:
+    trials = run(FakeEngine(exclusive=False))
+    stages = trials[0].stage_seconds
+    assert all(trial.stage_seconds == stages for trial in trials)
+    assert set(stages) == {"starting", "setting up", "warming up", "timing", "ending"}
+    assert 0 < sum(stages.values()) <= max(trial.duration_seconds for trial in trials)
+
+
 class Slow(FakeSession):
     """Interrupts the program while it warms up, which lasts until it is closed."""
 

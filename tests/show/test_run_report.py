@@ -314,6 +314,10 @@ def test_remarks() -> None:
     cold = fake_trial(facts=facts)
     assert any("first timed step: 2.50 s" in line for line in remarks(rows_of_steps([cold])))
     assert as_csv([cold])[0]["cold_start_seconds"] == "2.5"
+    facts = facts.model_copy(update={"join_seconds": 0.5, "compile_seconds": 0.8, "loaded_graphs": 2})
+    staged = fake_trial(facts=facts).model_copy(update={"stage_seconds": {"setting up": 2.3, "timing": 0.01}})
+    seconds = "setting up 2.3 (of these ready 0.5, join 0.5, set up 0.2, first step 1.0, compile 0.8, warm up"
+    assert any(f"{seconds} 0.8; 0 graphs compiled, 2 loaded)" in line for line in remarks(rows_of_steps([staged])))
 
 
 def test_the_headline_names_what_all_trials_share() -> None:

@@ -62,13 +62,16 @@ def test_lock_is_released_while_compiling() -> None:
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
         free.append(is_free())
+        torch._dynamo.utils.counters["inductor"].update(fxgraph_cache_miss=1, fxgraph_cache_hit=2)
         return graph.forward
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
-    with device_lock(alone=True, compiles=True):
+    with device_lock(alone=True, compiles=True) as lock:
         assert not is_free()
         compiled(torch.ones(3))
+        assert lock.compile_seconds > 0
+        assert (lock.compiled_graphs, lock.loaded_graphs) == (1, 2)
         assert free == [True]
         assert not is_free(), "taken again for what follows"
     assert is_free()

@@ -70,7 +70,8 @@ def cold_start_seconds(trial: Trial) -> float | None:
     facts = trial.facts
     if facts is None or not blocks_of(trial):
         return None
-    return facts.ready_seconds + facts.set_up_seconds + facts.first_step_seconds + facts.warm_up_seconds
+    to_build = facts.ready_seconds + facts.join_seconds + facts.set_up_seconds
+    return to_build + facts.first_step_seconds + facts.warm_up_seconds
 
 
 def throughput(trial: Trial) -> float | None:

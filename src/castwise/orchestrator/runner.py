@@ -59,6 +59,8 @@ _STRETCH_BLOCK_SECONDS = 0.25  # chosen here
 _CPU_LEAD_IN_SECONDS = 0.1  # of a script, at least; its loader decides how many steps lead in
 _SCRIPT_LEAD_IN_STEPS = 2  # at least
 _STRETCH_SECONDS = 1.0  # in a session; a lone trial takes its whole time
+# The phases of a session, as they begin.
+_STAGES = ("starting", "setting up", "warming up", "timing", "profiling")
 # The share of the time to a deadline after which no warm-up begins. If they are set up one by one, also the share of
 # what is left of it that the next may be expected to take until it is warm. The rest is for timing.
 _SHARE = 0.75
@@ -238,6 +240,8 @@ class InterleavedSession:
     seed: str = field(default_factory=lambda: secrets.token_hex(6))
     seconds_given_up: float = field(default=0.0, init=False)
     began: float = field(default=0.0, init=False)
+    stage_seconds: dict[str, float] = field(default_factory=dict, init=False)  # up to now, by what is reported
+    _stage: tuple[str, float] = field(default=("", 0.0), init=False)  # the present one, and when it began
     trials: "list[_RunningTrial]" = field(default_factory=list, init=False)
 
     def run(self) -> list[Trial]:
@@ -253,6 +257,7 @@ class InterleavedSession:
         except BaseException:
             _close(self.trials)
             raise
+        self.begin_stage("")
         self.runner.closer.close([trial.session for trial in self.trials])
         if self.round_number is None:
             self.runner.closer.wait()  # a lone trial's duration includes the end of its process
@@ -304,6 +309,7 @@ class InterleavedSession:
         for trial in interleaved:
             if not trial.has_prior and self.seconds_left() > 0:
                 trial.attempt(trial.measure_energy)
+        self.begin_stage("ending")
         _all_at_once(_RunningTrial.finish, self.trials)
         for trial in self.trials:
             if trial.spec.protocol.profile_steps and trial.failure is None and trial.spec.recipe is None:
@@ -321,8 +327,14 @@ class InterleavedSession:
         return self.began + share * (self.deadline - self.began) - time.perf_counter()
 
     def report(self, phase: str, share: float) -> None:
+        self.begin_stage(next(stage for stage in _STAGES if phase.startswith(stage)))
         prefix = "" if self.round_number is None else f"round {self.round_number}: "
         self.runner.listener.phase(prefix + phase, share * len(self.specs))
+
+    def begin_stage(self, name: str) -> None:
+        (before, began), self._stage = self._stage, (name, time.perf_counter())
+        if before:
+            self.stage_seconds[before] = self.stage_seconds.get(before, 0.0) + self._stage[1] - began
 
     def start(self, spec: TrialSpec) -> "_RunningTrial":
         self.trials.append(_RunningTrial(self, spec))
@@ -466,7 +478,7 @@ class _RunningTrial:
         self.is_dropped = False  # whether no time was left for it
         self.block_seconds = 0.0  # that the last block or epoch took
         self.failure: TrialFailedError | None = None
-        self._runner = among.runner
+        self._runner, self._among = among.runner, among
         self._prior = among.earlier.get(spec.configuration)
         self._is_alone = among.round_number is None
         self._has_room = len(among.specs) == 1  # whether no other takes memory
@@ -761,6 +773,7 @@ class _RunningTrial:
             duration_seconds=time.perf_counter() - self._started if seconds is None else seconds,
             log="" if failure is None else failure.log,
             session_id=session_id,
+            stage_seconds=self._among.stage_seconds,
             readings=tuple(self._readings),
             energy_measurement=self._energy,
             gpu_facts=self._gpu_facts,

@@ -200,8 +200,13 @@ class Facts(FrozenModel):
     data_note: str | None = None  # what the data was, if the spec's name does not say it
     data_bytes: int = 0  # batches that lie on the device all the time; part of every peak
     ready_seconds: float = 0.0  # from the request for a process until torch is imported and the device is open
+    join_seconds: float = 0.0  # of several ranks: until all had joined their process group
     set_up_seconds: float = 0.0  # building model, data and optimizer
     first_step_seconds: float = 0.0  # libraries, algorithms, compilation; 0 in older records: part of the warm-up
+    # Of the first step: torch.compile, how many graphs it compiled, and how many it loaded from its cache on disk.
+    compile_seconds: float = 0.0
+    compiled_graphs: int = 0
+    loaded_graphs: int = 0
     warm_up_seconds: float = 0.0  # from the second step until the step time had settled
     warm_up_steps: int = 0  # until then, the first one included
     capture_seconds: float | None = None  # of the warm-up: capturing the step as a CUDA graph
@@ -683,6 +688,8 @@ class Trial(FrozenModel):
     log: str = ""  # the end of what the process printed, if it failed
     # Shared by trials whose processes were interleaved; None for one that ran by itself.
     session_id: str | None = renamed(None, "sitting")
+    # What its session took for all configurations, by stage; empty in older records.
+    stage_seconds: dict[str, _Seconds] = Field(default_factory=dict)
     # One for each timed block or epoch, in order (of a stretch each block has the same, with its share of the time and
     # energy); empty in records without telemetry.
     readings: tuple[TelemetrySummary, ...] = ()

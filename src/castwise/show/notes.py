@@ -25,6 +25,8 @@ _MILLION = 1_000_000
 _MOST_TRIALS_NAMED = 6  # in a warning; JSON has all
 MORE = "with --verbose"  # where the notes are that are not printed
 _MOST_NOTES = 3  # below a table
+_OWN_STAGES = ("ready", "join", "set_up", "first_step", "compile", "warm_up")  # of a process
+_WORTH_SECONDS = 0.05  # a shorter stage is left out
 _MOST_NAMED = 2  # precisions in a note; of more, their number
 
 
@@ -379,7 +381,22 @@ def _cold_starts(rows: Sequence[Row]) -> list[Note]:
     if least is not most:
         words += f" ({least[1]}) to {format_seconds(most[0])} ({most[1]})"
     line = f"cold start, from the request for a process to the first timed step: {words}"
-    return [Note("cold start", words, (line,), is_routine=True)]
+    lines = [line for row in rows for trial in row.trials[:: max(1, len(row.trials) - 1)] for line in _stages(trial)]
+    return [Note("cold start", words, (line, *lines), is_routine=True)]
+
+
+def _stages(trial: Trial) -> list[str]:
+    """Return a line on what a trial's session spent its time on, and its process within that."""
+    facts = trial.facts
+    if facts is None or not trial.stage_seconds:
+        return []
+    own = {name.replace("_", " "): getattr(facts, f"{name}_seconds") for name in _OWN_STAGES}
+    session, process = (
+        ", ".join(f"{name} {each:.1f}" for name, each in found.items() if each >= _WORTH_SECONDS)
+        for found in (trial.stage_seconds, own)
+    )
+    graphs = f"; {facts.compiled_graphs} graphs compiled, {facts.loaded_graphs} loaded" if facts.compile_seconds else ""
+    return [f"seconds of process {trial.spec.repeat + 1}, {trial.spec.label}: {session} (of these {process}{graphs})"]
 
 
 def cost_lines(rows: Sequence[Row], prices: Prices | None) -> list[str]:

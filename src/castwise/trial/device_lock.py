@@ -33,7 +33,8 @@ class DeviceLock:
     def __init__(self, *, alone: bool) -> None:
         self._kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         self._descriptor: int | None = None
-        self.waited_seconds = 0.0
+        self.waited_seconds = self.compile_seconds = 0.0
+        self.compiled_graphs = self.loaded_graphs = 0  # by Inductor, the latter from its cache on disk
         if _FILE is not None:
             with contextlib.suppress(OSError):  # without /proc there is no lock
                 # Opened anew: a lock belongs to what was opened, and forked processes share that.
@@ -80,10 +81,21 @@ def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
         stack.callback(lock.close)
         lock.acquire()
         if compiles:
-            from torch._dynamo import callback  # imported already: by preload.py, and by torch for the first optimizer
+            # Imported already: by preload.py, and by torch for the first optimizer.
+            from torch._dynamo import callback, utils
 
-            begin = callback.on_compile_start(lambda _: lock.release())
+            def start(_: object) -> None:
+                lock.release()
+                lock.compile_seconds -= time.perf_counter()
+
+            def stop(_: object) -> None:
+                lock.compile_seconds += time.perf_counter()
+                found = utils.counters["inductor"]
+                lock.compiled_graphs, lock.loaded_graphs = found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]
+                lock.acquire()
+
+            begin = callback.on_compile_start(start)
             stack.callback(callback.callback_handler.remove_start_callback, begin)
-            end = callback.on_compile_end(lambda _: lock.acquire())
+            end = callback.on_compile_end(stop)
             stack.callback(callback.callback_handler.remove_end_callback, end)
         yield lock

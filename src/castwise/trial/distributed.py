@@ -1,5 +1,6 @@
 """Steps on several GPUs: the ranks' process group, and the model wrapped for them."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
@@ -29,6 +30,7 @@ class Peers:
 
     rank = 0
     world_size = 1
+    join_seconds = 0.0  # until all were there
 
     def broadcast_object(self, value: _T) -> _T:
         """Return rank 0's value in every rank."""
@@ -100,7 +102,7 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
     Raises:
         RuntimeError: The other ranks did not join within the protocol's `timeout_seconds`.
     """
-    device = torch.device(spec.device)
+    device, began = torch.device(spec.device), time.perf_counter()
     is_cuda = device.type == "cuda"
     if not is_cuda:  # if each had threads for all of the cores, all would be slower
         torch.set_num_threads(max(1, torch.get_num_threads() * spec.num_nodes // spec.world_size))
@@ -112,7 +114,9 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
         timeout=timedelta(seconds=spec.protocol.timeout_seconds),
         device_id=device if is_cuda else None,
     )
-    return _ProcessGroup(device)
+    peers = _ProcessGroup(device)
+    peers.join_seconds = time.perf_counter() - began
+    return peers
 
 
 def spread(model: nn.Module, spec: TrialSpec) -> nn.Module:

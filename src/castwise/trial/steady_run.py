@@ -105,9 +105,13 @@ class SteadyRun:
         update = {
             "notes": (*setup.facts.notes, *filter(None, [loss_note])),
             "data_bytes": sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
+            "join_seconds": self._peers.join_seconds,
             "set_up_seconds": set_up_seconds,
             "float8": float8,
             "first_step_seconds": first_step_seconds,
+            "compile_seconds": lock.compile_seconds,
+            "compiled_graphs": lock.compiled_graphs,
+            "loaded_graphs": lock.loaded_graphs,
         }
         self._facts = setup.facts.model_copy(update=update)
 
