@@ -2,9 +2,10 @@
 
     python benchmarks/measure_again.py DIR [--gpus N] [--seconds S] [--list] JOB ...
 
-A JOB is a kind of records and a name, such as `trials/resnet50`; `--list` prints all. What it writes under DIR belongs
-under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each on one GPU
-and its share of the cores, in the order in which they are named. After an interruption the same command goes on.
+A JOB is a kind of records and a name, such as `trials/resnet50`, or a kind; `--list` prints all. What it writes under
+DIR belongs under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each
+on one GPU and its share of the cores, in the order in which they are named. Jobs of the kind seed004 take all GPUs: run
+them by themselves, with one lane (`--gpus 1`). After an interruption the same command goes on.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+import seed004
+import torch
 from by_hand import ROWS
 from script_agreement import SIZES
 from search_tables import searches
@@ -63,6 +66,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "by_hand": (tuple(ROWS), "", ()),
     "scripts": (tuple(name for name in SIZES if name != "ddp"), "", ()),  # which needs two GPUs
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
+    "seed004": (tuple(seed004.BATCHES), "run", ()),
 }
 # Each process of a comparison with an emitted script chooses its kernels anew.
 _VARIABLES = {"emitted": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
@@ -102,18 +106,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=86400.0, help="after which all jobs are interrupted")
     parser.add_argument("--list", action="store_true", help="print all jobs")
     arguments = parser.parse_intermixed_args()
-    every = [f"{kind}/{name}" for kind, (names, _, _) in KINDS.items() for name in names]
+    of_kind = {kind: [f"{kind}/{name}" for name in names] for kind, (names, _, _) in KINDS.items()}
+    every = [job for jobs in of_kind.values() for job in jobs]
+    usual = [job for job in every if not job.startswith("seed004/")]
+    arguments.jobs = [job for named in arguments.jobs for job in of_kind.get(named, [named])]
     if unknown := set(arguments.jobs) - set(every):
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
+    on_all = [job for job in arguments.jobs if job.startswith("seed004/")]
+    if on_all and (arguments.gpus > 1 or len(on_all) < len(arguments.jobs)):
+        parser.error("jobs of seed004 take all GPUs: name them alone, with --gpus 1")
+    for job in on_all:
+        _OPTIONS[job] = seed004.options(job.partition("/")[2], torch.cuda.device_count())
     if arguments.list:
         print(*(arguments.jobs or every), sep="\n")
         return 0
     waiting: SimpleQueue[str] = SimpleQueue()
-    for job in arguments.jobs or every:
+    for job in arguments.jobs or usual:
         waiting.put(job)
     unfinished: list[str] = []
     end = time.monotonic() + arguments.seconds
-    lanes = [Lane(gpu, arguments.gpus, arguments.out, end) for gpu in range(arguments.gpus)]
+    lanes = [Lane(gpu, arguments.gpus, arguments.out, end, has_all=bool(on_all)) for gpu in range(arguments.gpus)]
     threads = [Thread(target=lane.work, args=(waiting, unfinished)) for lane in lanes]
     for thread in threads:
         thread.start()
@@ -125,13 +137,14 @@ def main() -> int:
 class Lane:
     """A GPU, its share of the cores, and a cache of compiled code of its own."""
 
-    def __init__(self, gpu: int, num_gpus: int, out: Path, end: float) -> None:
-        """Take a GPU of some until a time of the monotonic clock."""
+    def __init__(self, gpu: int, num_gpus: int, out: Path, end: float, *, has_all: bool) -> None:
+        """Take a GPU of some, or all, until a time of the monotonic clock."""
         self._out, self._end = out, end
         cores = sorted(os.sched_getaffinity(0), key=_core_of_thread)
         share = len(cores) // num_gpus
         self._cores = cores[gpu * share : (gpu + 1) * share]
-        self._variables = os.environ | {"CUDA_VISIBLE_DEVICES": visible_gpus(num_gpus)[gpu]}
+        one = {} if has_all else {"CUDA_VISIBLE_DEVICES": visible_gpus(num_gpus)[gpu]}
+        self._variables = os.environ | one
 
     def work(self, waiting: "SimpleQueue[str]", unfinished: list[str]) -> None:
         """Run jobs until none is left, or no time."""

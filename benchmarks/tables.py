@@ -33,6 +33,7 @@ import real_packages
 import reference_tables
 import script_agreement
 import search_tables
+import seed004
 import shared_table
 from measure_again import FP8
 from rich.console import Console
@@ -69,6 +70,7 @@ MADE = {  # files that are nothing but a table
     HERE.parent / "docs" / "record.schema.json": reference_tables.schema_file,
     HERE.parent / "docs" / "images" / "fits.svg": fits_tables.plot,
     shared_table.TABLE: shared_table.text,
+    **({HERE.parent / "docs" / "images" / "scaling-models.svg": seed004.plot} if seed004.measured() else {}),
 }
 KEPT = "kept"  # not made anew; its argument is the commit whose benchmarks/ made it
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -349,6 +351,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "why_terminal": why_terminal,
     "answer": answer,
     "scaling": lambda workload: results(workload, "scaling"),
+    "seed004": seed004.table,
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),
     "fp8": fp8,

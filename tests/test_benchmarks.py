@@ -28,9 +28,10 @@ import predict_study
 import pytest
 import real_packages
 import search_tables
+import seed004
 import tables
 import torch
-from fake_engine import FAKE_GPU, FakeEngine, fake_environment, machine_with
+from fake_engine import FAKE_GPU, FakeEngine, fake_environment, fake_spec, fake_trial, machine_with
 from own_script import picture
 from predict_study import Relation
 from stored import RECORDS
@@ -42,6 +43,7 @@ from castwise.fits import predict
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.search import prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
+from castwise.records.store import Store
 from castwise.registry import technique_fit
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import Hardware, find_precision, why_emulated, why_unsupported
@@ -439,3 +441,19 @@ def test_the_intervals_of_fits_are_those_of_its_errors_on_record() -> None:
     errors = [abs(peak.log_error) for peak in plain if peak.trial.spec.user_model is None]
     assert max(errors) < 0.06
     assert sum(errors) / len(errors) < 0.01
+
+
+def test_models_on_several_gpus_have_a_table_and_a_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed004, "RECORDS", tmp_path)
+    seed004.measured.cache_clear()
+    assert "None is on record" in seed004.table("")
+    assert seed004.options("resnet50", 2)[:4] == ("--gpus", "1,2", "--parallelism", "ddp,dp")
+    store = Store(tmp_path / "seed004")
+    for size, kind, seconds in ((1, "none", 0.1), (2, "ddp", 0.105), (2, "dp", 0.2)):
+        spec = fake_spec("fp16-mixed", workload="resnet50", batch_size=192, world_size=size, parallelism=kind)
+        store.save(fake_trial(spec, step_seconds=(seconds,) * 6))
+    seed004.measured.cache_clear()
+    assert "| resnet50 | 192 | fp16-mixed | 1,920 | 3,657 (95.2 %) | 1,920 (50.0 %) |" in seed004.table("")
+    assert "resnet50 ddp" in seed004.plot()
+    ElementTree.fromstring(seed004.plot())
+    seed004.measured.cache_clear()
