@@ -1,6 +1,7 @@
 """Each cause by the smallest record that shows it and the nearest that does not; and by an H100's records."""
 
-from collections.abc import Mapping
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,11 +17,14 @@ from fake_engine import (
     fake_trial,
 )
 from fake_gpu import fake_gpu_facts, fake_reading
+from rich.console import Console
 
 from castwise.analysis.causes import Cause, Diagnosis, diagnose, left_out_of, try_line
 from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
-from castwise.records.schema import GpuCounters, StepFlops, Trial
+from castwise.records.schema import GpuCounters, GpuReading, StepFlops, Trial
+from castwise.show import why_report
+from castwise.show.presentation import print_parts
 from castwise.spec.typed import TypedLine
 from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, STARTING_COLLECTIVES, CauseName
 from castwise.spec.user_model import UserModel
@@ -862,6 +866,108 @@ def test_it_is_said_why_a_rank_is_slow(slow: Mapping[str, float], evidence: str,
     (cause,) = (each for each in last(ranked(usual, usual | slow, usual, usual)).causes if "rank" in each.name)
     assert cause.evidence == f"ranks wait for rank 1, at most 20 % of the step, {evidence}"
     assert advice in cause.advice
+
+
+def on_gpus(count: int, seconds: float, *ranks: Mapping[str, float], clocks: Sequence[float], **profile: Any) -> Trial:
+    """Return a step on so many GPUs with what each of its ranks does, and the clock of each GPU in its blocks."""
+    spec = {"world_size": count, "parallelism": "ddp"} if count > 1 else {}
+    own = exchanges(12, rank_seconds=[0.03 if each is ranks[0] else 0.05 for each in ranks], rank_steps=ranks)
+    classes = (
+        {TENSOR: 65.0, "elementwise": 22.0, "communication": 30.0} if ranks else {TENSOR: 60.0, "elementwise": 20.0}
+    )
+    trial = step(classes=classes, seconds=seconds, profile={**(own if ranks else {}), **profile}, **spec)
+    each = [
+        GpuReading(device=f"cuda:{rank}", sm_clock_hertz=clock, power_watts=650, throttle_reasons=("sw_power_cap",))
+        for rank, clock in enumerate(clocks)
+    ]
+    reading = fake_reading(sm_clock_hertz=clocks[0]).model_copy(update={"each_gpu": tuple(each) if count > 1 else ()})
+    return trial.model_copy(update={"readings": (reading,)})
+
+
+ALONE = on_gpus(1, 0.1, clocks=[1.9e9])  # 80 ms of kernels
+RANKS = [
+    {"compute_seconds": 0.095, "exposed_seconds": 0.012, "idle_seconds": 0.021, "clock_hertz": 1.9e9},
+    {"compute_seconds": 0.08, "exposed_seconds": 0.03, "idle_seconds": 0.015, "clock_hertz": 1.9e9},
+]
+
+
+def test_the_step_on_several_gpus_is_told_beside_the_one_on_one_gpu() -> None:
+    two = on_gpus(2, 0.13, *RANKS, clocks=[1.6e9, 1.9e9])
+    beside = diagnose(rows_of_steps([ALONE, two]))[1].beside_one_gpu
+    assert beside is not None
+    parts = {name: each for name, each in vars(beside).items() if name.endswith("_seconds")}
+    assert parts == pytest.approx(
+        {
+            "one_seconds": 0.1,
+            "step_seconds": 0.13,
+            "communication_seconds": 0.012,
+            "clock_seconds": 0.015,  # all of what kernels take longer: their clock is 16 % lower
+            "kernel_seconds": 0.0,
+            "idle_seconds": 0.001,
+            "rest_seconds": 0.002,
+            "waited_seconds": 0.02,
+        }
+    )
+    assert beside.rank == 0
+    assert [*beside.slower_classes] == [TENSOR, "elementwise"]
+    fast = diagnose(rows_of_steps([ALONE, on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])]))[1].beside_one_gpu
+    assert fast is not None
+    assert (fast.clock_seconds, fast.kernel_seconds) == pytest.approx((0.0, 0.015))
+
+
+def test_without_a_step_on_one_gpu_it_is_said_how_to_get_it() -> None:
+    two = on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])
+    assert last(two).beside_one_gpu is None
+    assert any("`--gpus 1,2` tells" in line for line in last(two).missing)
+    assert not any("`--gpus" in line for line in last(ALONE, two).missing)
+    other = ALONE.model_copy(update={"spec": ALONE.spec.model_copy(update={"batch_size": 8})})
+    assert last(other, two).beside_one_gpu is None
+    older = [{"compute_seconds": each["compute_seconds"]} for each in RANKS]
+    assert last(ALONE, on_gpus(2, 0.13, *older, clocks=[1.9e9, 1.9e9])).beside_one_gpu is None
+
+
+def test_the_table_of_several_gpus_fits_a_terminal_and_adds_up() -> None:
+    text = io.StringIO()
+    found = diagnose(rows_of_steps([ALONE, on_gpus(2, 0.13, *RANKS, clocks=[1.6e9, 1.9e9])]))
+    print_parts(why_report.present(found).parts, Console(file=text, width=80, emoji=False))
+    lines = text.getvalue().splitlines()
+    at = lines.index(why_report.GPUS_TITLE)
+    assert lines[at + 1].split() == [
+        "precision",
+        "one",
+        "GPU",
+        "collectives",
+        "clock",
+        "kernels",
+        "host",
+        "rest",
+        "step",
+    ]
+    one, *added, total = map(float, lines[at + 2].split()[1:])
+    assert one + sum(added) == pytest.approx(total)
+    assert "others wait for rank 0, up to 20.0 ms" in " ".join(lines[at + 3 :])
+    assert max(map(len, lines[at : at + 3])) <= 80
+    document = why_report.document(found)["diagnoses"]
+    assert document[0]["beside_one_gpu"] is None
+    assert document[1]["beside_one_gpu"]["communication_seconds"] == pytest.approx(0.012)
+
+
+def test_a_slower_card_is_named_with_what_holds_it() -> None:
+    two = on_gpus(2, 0.13, *RANKS, clocks=[1.6e9, 1.9e9])
+    (cause,) = (each for each in last(ALONE, two).causes if each.name == "rank-imbalance")
+    held = "clock is at 1,600 MHz, the others' at 1,900, held by its power limit at 650 W"
+    assert cause.evidence.endswith(held)
+    capped = step(throttled=0.8, classes=FULL)
+    several = capped.model_copy(
+        update={
+            "readings": tuple(
+                each.model_copy(update={"each_gpu": two.readings[0].each_gpu}) for each in capped.readings
+            ),
+            "spec": two.spec,
+        }
+    )
+    (cause,) = (each for each in last(several).causes if each.name == "power-limit")
+    assert "that of rank 0's GPU at 1,600 MHz, the others' at 1,900" in cause.evidence
 
 
 def communicates(*, of_spec: Mapping[str, Any] | None = None, linked: int | None = None, **changes: Any) -> Cause:

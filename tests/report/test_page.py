@@ -18,7 +18,7 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, pro
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from programs import PATIENCE_SECONDS
 
-from castwise.records.schema import Trial
+from castwise.records.schema import Collectives, Communication, RankStep, Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.report.charts.registry import GROUP_CHARTS
 from castwise.report.collection import collect
@@ -26,6 +26,7 @@ from castwise.report.html.compare_page import render_comparison
 from castwise.report.html.page_frame import MAX_SECTIONS, Source
 from castwise.report.html.report_page import _steady_table, render
 from castwise.report.machine_comparison import Origin, compare_machines, measured_machines
+from castwise.show.why_report import GPUS_TITLE
 
 pytestmark = pytest.mark.xdist_group("pages")  # one process has the browser
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -258,6 +259,21 @@ def test_why_no_faster_needs_a_profile(open_page: Opener, small: Opened) -> None
     assert page.locator("#answers tr.limit").inner_text().startswith("Limited by: bf16-mixed: 60\u00a0% of the step")
     assert made.cut_off() == []
     assert made.violations() == []
+
+
+def test_steps_on_several_gpus_are_told_beside_one() -> None:
+    alone = profiled("bf16-mixed")
+    assert alone.profile is not None
+    own = [RankStep(compute_seconds=0.04, exposed_seconds=0.01, idle_seconds=0.002)] * 2
+    reduced = Collectives(kind="all-reduce", format="fp32", launches=4, num_bytes=1e8)
+    times = {"seconds": 0.01, "exposed_seconds": 0.01, "rank_seconds": (0.01, 0.01), "rank_steps": tuple(own)}
+    told = Communication(collectives=(reduced,), **times)
+    on_two = alone.spec.model_copy(update={"world_size": 2, "parallelism": "ddp"})
+    profile = alone.profile.model_copy(update={"communication": told})
+    page = report_of([alone, alone.model_copy(update={"spec": on_two, "profile": profile})])
+    assert GPUS_TITLE.partition("'")[2] in page, "its apostrophe is escaped"
+    assert ">+10.00<" in page, "the collectives"
+    assert GPUS_TITLE.partition("'")[2] not in report_of([alone])
 
 
 def test_what_failed_beside_a_diagnosis_is_there_with_its_reason(open_page: Opener) -> None:

@@ -211,6 +211,9 @@ def test_readings_of_gpus_are_combined() -> None:
     assert (both.max_temperature_celsius, both.ecc_errors) == (80.0, 3)
     assert both.throttle_reasons == ("gpu_idle", "sw_power_cap", "hw_slowdown")
     assert (both.pcie_generation, both.pcie_width) == (4, 8)
+    assert [(each.device, each.sm_clock_hertz) for each in both.each_gpu] == [("cuda:0", 1.9e9), ("cuda:1", 1.5e9)]
+    assert both.each_gpu[0].throttle_reasons == ("gpu_idle", "sw_power_cap")
+    assert together(first).each_gpu == (), "one GPU's reading says it already"
     assert both.affected_gpus["sw_power_cap"] == ("cuda:0",)
     assert both.affected_gpus["hw_slowdown"] == ("cuda:1",)
     assert "gpu_idle" not in both.affected_gpus, "what all have in common needs no names"

@@ -342,7 +342,9 @@ def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
         found = trial.profile.communication
         assert found is not None
         assert (found.reduced_passes, len(found.rank_seconds), found.rank_seconds[0]) == (1, 2, found.seconds)
-        assert all(each.compute_seconds > 0 for each in found.rank_steps)
+        assert all(each.compute_seconds > 0 and each.exposed_seconds for each in found.rank_steps)
+        assert found.rank_steps[0].exposed_seconds == found.exposed_seconds
+        assert trial.facts.join_seconds > 0
         assert (len(found.rank_steps), found.threads_per_rank) == (2, max(1, torch.get_num_threads() // 2))
         assert 0 < found.exposed_seconds <= found.seconds
         assert (found.collectives[0].kind, found.collectives[0].format) == ("all-reduce", "fp32")

@@ -482,7 +482,9 @@ def test_communication_is_exposed_while_nothing_else_runs() -> None:
     (reduced,) = found.collectives
     assert (reduced.kind, reduced.format, reduced.launches, reduced.num_bytes) == ("all-reduce", "fp32", 2, 8000)
     assert reduced.largest_bytes <= reduced.num_bytes == 2 * reduced.largest_bytes
-    assert found.rank_steps[0].compute_seconds == pytest.approx(100e-9)
+    own = found.rank_steps[0]
+    assert own.compute_seconds == pytest.approx(100e-9)
+    assert (own.exposed_seconds, own.idle_seconds) == pytest.approx((90e-9, 10e-9))
     assert summarize_communication([], 1, [DeviceEvent(GEMM, 0, 100)], 1, classify_kernel) is None
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from castwise.analysis.beside_one_gpu import BesideOneGpu, beside_one_gpu
 from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
 from castwise.analysis.model_flops import unlisted_share
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
-from castwise.analysis.speedup import was_timed
+from castwise.analysis.speedup import GPUS, as_on_one_gpu, comparison_key, was_timed
 from castwise.analysis.step_evidence import (
     FUSED,
     ITEM_BYTES,
@@ -36,7 +37,16 @@ from castwise.analysis.step_evidence import (
     matrices,
     power_limit_of,
 )
-from castwise.records.schema import AttentionTime, Collectives, Communication, KernelTime, RankStep, StepProfile, Trial
+from castwise.records.schema import (
+    AttentionTime,
+    Collectives,
+    Communication,
+    GpuReading,
+    KernelTime,
+    RankStep,
+    StepProfile,
+    Trial,
+)
 from castwise.registry.gpus import peak
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, short_name
 from castwise.registry.library_faults import LIBRARY_FAULTS
@@ -573,23 +583,32 @@ def _rank_imbalance(step: StepEvidence) -> Cause | None:
     ranks = () if step.spent.communication is None else step.spent.communication.rank_steps
     if len(ranks) == len(waits):
         others = [*ranks[:slow], *ranks[slow + 1 :]]
-        why, advice = _why_slow(ranks[slow], others, max(waits) * step.seconds)
+        why, advice = _why_slow(ranks[slow], others, _slower_card(step.gpus, slow), max(waits) * step.seconds)
     seen = f"ranks wait for rank {slow}, at most {format_share(max(waits))} of the step"
     return Cause("rank-imbalance", seen + why, advice, statistics.fmean(waits))  # with equal work all take the mean
 
 
-def _why_slow(own: RankStep, others: Sequence[RankStep], lost: float) -> tuple[str, str]:
-    """Return what of a rank's step makes the others wait for so many seconds, and what to try."""
+def _why_slow(own: RankStep, others: Sequence[RankStep], slower_card: str, lost: float) -> tuple[str, str]:
+    """Return what of a rank's step, or of its GPU, makes the others wait for so many seconds, and what to try."""
     usual = statistics.median
     if own.data_seconds - usual(each.data_seconds for each in others) >= lost / 2:
         return ", which waits for its batches", "more loader workers in that rank, or its data where the others' is"
-    clock, clocks = own.clock_hertz, [each.clock_hertz for each in others if each.clock_hertz]
-    if clock and clocks and clock < _SLOW_CLOCK * usual(clocks):
-        megahertz = f"{clock / 1e6:,.0f} MHz, the others' at {usual(clocks) / 1e6:,.0f}"
-        return f", whose GPU's clock is at {megahertz}", "that GPU's cooling and power limit, or another GPU"
+    if slower_card:
+        return f", whose GPU's clock is at {slower_card}", "that GPU's cooling and power limit, or another GPU"
     if own.compute_seconds - usual(each.compute_seconds for each in others) >= lost / 2:
         return ", whose kernels take longer", _EQUAL_WORK
     return ", whose kernels take no longer: its host is late", "py-spy on that rank, which tells what its Python does"
+
+
+def _slower_card(gpus: Sequence[GpuReading], rank: int) -> str:
+    """Return the clock of a rank's GPU beside that of the others, and what holds it; empty if it is not lower."""
+    if not rank < len(gpus) > 1:
+        return ""
+    (clock, *others) = (each.sm_clock_hertz or 0.0 for each in (gpus[rank], *gpus[:rank], *gpus[rank + 1 :]))
+    usual, watts = statistics.median(others), gpus[rank].power_watts
+    limit = f", held by its power limit at {watts:.0f} W" if watts and gpus[rank].throttle_reasons else ""
+    slower = f"{clock / 1e6:,.0f} MHz, the others' at {usual / 1e6:,.0f}{limit}"
+    return slower if clock < _SLOW_CLOCK * usual else ""
 
 
 def _communication(step: StepEvidence) -> Cause | None:
@@ -782,6 +801,9 @@ def _power(step: StepEvidence) -> Cause | None:
         return None
     clock, highest = limit.clock_hertz / 1e6, limit.max_clock_hertz / 1e6
     evidence = f"the power limit held the clock at {clock:,.0f} of {highest:,.0f} MHz ({limit.watts:.0f} W)"
+    for rank in range(len(step.gpus)):
+        slower = _slower_card(step.gpus, rank)
+        evidence += f"; that of rank {rank}'s GPU at {slower}" if slower else ""
     lost = (1 - limit.clock_hertz / limit.max_clock_hertz) * (1.0 if step.busy is None else step.busy)
     return Cause("power-limit", evidence, "a higher power limit: no other loop helps", lost)
 
@@ -822,6 +844,13 @@ _RULES: tuple[Callable[[StepEvidence], Cause | None], ...] = (
 
 class Diagnosis(StepEvidence):
     """Why a configuration is no faster: the causes that its evidence shows, and what is not known."""
+
+    on_one_gpu: StepEvidence | None = None  # of several GPUs: the same loop on one
+
+    @cached_property
+    def beside_one_gpu(self) -> BesideOneGpu | None:
+        """Return how the step differs from that on one GPU; None if either is not known."""
+        return None if self.on_one_gpu is None else beside_one_gpu(self, self.on_one_gpu)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -865,7 +894,7 @@ class Diagnosis(StepEvidence):
         if self.counters is None and not self.on_cpu:
             why = self.trial.telemetry_note.removeprefix("not available: ") or "this driver gives none"
             missing.append(f"no counters of the GPU: {why}")
-        missing += self._unknown_flops
+        missing += [*self._unknown_flops, self._unknown_on_one_gpu]
         missing += [f"what {each} costs; a run without it tells" for each in sorted(self.settings & UNPRICED)]
         misaligned = self.scale * sum(kernel.seconds for kernel in self.misaligned)
         if misaligned >= LEAST_MEMORY and "alignment" not in {cause.name for cause in self.causes}:
@@ -877,6 +906,14 @@ class Diagnosis(StepEvidence):
         if is_idle and (found := self.technique("synchronisation")):
             missing.append(f"whether the GPU waits for loss scaling or launches; `{_command(self, found)}` tells")
         return tuple(filter(None, missing))
+
+    @property
+    def _unknown_on_one_gpu(self) -> str:
+        """Return that the step on several GPUs has no counterpart on one; empty if it has."""
+        count = self.trial.spec.world_size
+        if count == 1 or self.on_one_gpu is not None or self.profile is None or self.on_cpu:
+            return ""
+        return f"what the step takes more than on one GPU; `--gpus 1,{count}` tells"
 
     @property
     def _unknown_flops(self) -> list[str]:
@@ -906,7 +943,13 @@ def diagnose(
     for row in rows if among is None else among:
         groups.setdefault(group_of(row.trial), {}).setdefault(row.precision, row)
     timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
-    return [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
+    found = [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
+    steady = [each for each in found if each.trial.spec.kind == "steady"]
+    alone = {comparison_key(each.trial, *GPUS): each for each in steady if each.trial.spec.world_size == 1}
+    for each in steady:
+        if each.trial.spec.world_size > 1:
+            each.on_one_gpu = alone.get(comparison_key(as_on_one_gpu(each.trial), *GPUS))
+    return found
 
 
 def left_out_of(specs: Sequence[TrialSpec], trials: Sequence[Trial], asked: Sequence[str] = ()) -> list[LeftOut]:

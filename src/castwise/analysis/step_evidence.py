@@ -16,11 +16,12 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import sustained_slowdown
 from castwise.analysis.training_metrics import data_share
 from castwise.errors import UsageError
-from castwise.records.schema import KernelTime, StepFlops, StepProfile, Trial
+from castwise.records.schema import GpuReading, KernelTime, StepFlops, StepProfile, Trial
 from castwise.registry.kernel_classes import PRODUCTS, VECTOR_BYTES, KernelClass, format_of
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph
 from castwise.spec.quantities import format_share
+from castwise.spec.trial import device_of_rank
 from castwise.spec.typed import TypedLine
 from castwise.spec.types import (
     DETERMINISTIC,
@@ -87,6 +88,18 @@ def power_limit_of(trials: Sequence[Trial]) -> PowerLimit | None:
         return None
     slowdown = max(filter(None, map(sustained_slowdown, trials)), default=None)
     return PowerLimit(clock, max_clock, statistics.fmean(watts), slowdown)
+
+
+def _mean_of(readings: Sequence[GpuReading]) -> GpuReading:
+    clocks = [each.sm_clock_hertz for each in readings if each.sm_clock_hertz]
+    watts = [each.power_watts for each in readings if each.power_watts]
+    num_capped = sum("sw_power_cap" in (each.throttle_reasons or ()) for each in readings)
+    return GpuReading(
+        device="",
+        sm_clock_hertz=statistics.fmean(clocks) if clocks else None,
+        power_watts=statistics.fmean(watts) if watts else None,
+        throttle_reasons=("sw_power_cap",) if num_capped >= MOSTLY * len(readings) else (),
+    )
 
 
 class StepEvidence:
@@ -232,6 +245,17 @@ class StepEvidence:
         if min(seconds, default=0.0) >= _EQUAL * max(seconds, default=0.0):
             return ()
         return [(each - min(seconds)) / self.seconds for each in seconds]
+
+    @cached_property
+    def gpus(self) -> list[GpuReading]:
+        """Return each GPU's mean reading of the timed blocks, by rank, or its clock after the profile; empty on one."""
+        spec, ranks = self.trial.spec, () if self.spent.communication is None else self.spent.communication.rank_steps
+        readings = [each for block in self.trial.readings for each in block.each_gpu]
+        found = [GpuReading(device="", sm_clock_hertz=each.clock_hertz) for each in ranks]
+        if readings:
+            devices = [device_of_rank(spec.device, rank) for rank in range(spec.world_size)]
+            found = [_mean_of([each for each in readings if each.device == device]) for device in devices]
+        return found if all(each.sm_clock_hertz for each in found) else []
 
     @property
     def item_bytes(self) -> int:

@@ -414,6 +414,16 @@ class GpuFacts(FrozenModel):
     missing: dict[str, str] = Field(default_factory=dict)  # why a field is None, or not of all GPUs; "gpu": all fields
 
 
+class GpuReading(FrozenModel):
+    """What one of several GPUs did while a block or epoch was timed; fields are as in `TelemetrySummary`."""
+
+    device: str  # torch's name: "cuda:1"
+    sm_clock_hertz: float | None = None
+    power_watts: float | None = None
+    max_temperature_celsius: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+
+
 class TelemetrySummary(FrozenModel):
     """What GPU and host did while one block or epoch was timed, as the parent process saw it.
 
@@ -445,6 +455,7 @@ class TelemetrySummary(FrozenModel):
     # Which GPUs, in torch's names, if not all were throttled, had others' processes or memory errors: by the throttle
     # reason, or by the field's name.
     affected_gpus: dict[str, tuple[str, ...]] = renamed({}, "whose")
+    each_gpu: tuple[GpuReading, ...] = ()  # of several, those that could be read; empty in older records
 
     @property
     def is_at_power_limit(self) -> bool:
@@ -603,6 +614,8 @@ class RankStep(FrozenModel):
     """What a rank's step takes besides its collectives."""
 
     compute_seconds: _Seconds = 0.0  # in which a kernel of other work ran
+    exposed_seconds: _Seconds | None = None  # in which a kernel of its collectives ran alone; None in older records
+    idle_seconds: _Seconds | None = None  # in which no kernel ran; None in older records
     data_seconds: _Seconds = 0.0  # in which a script waited for its loader's batches
     clock_hertz: float | None = None  # of the GPU's multiprocessors after the profile; None if it is not known
 

@@ -37,6 +37,14 @@ def _share(name: str, title: str) -> Field:
     return Field(name, title, "share", lambda row: format_share(row[name]))
 
 
+def _in_ms(seconds: float, sign: str = "") -> str:
+    return f"{round(1e3 * seconds, 2) + 0.0:{sign}.2f}"  # no "-0.00"
+
+
+def _added(name: str, title: str) -> Field:
+    return Field(name, title, "number", lambda row: _in_ms(row[name], "+"))
+
+
 def _decibels(name: str, title: str) -> Field:
     return Field(name, title, "number", lambda row: f"{row[name]:.0f} dB")
 
@@ -51,8 +59,24 @@ _NUMERIC = (
     _decibels("gradient_sqnr_db", "SQNR of gradients"),
     _share("lost_update_share", "updates lost"),
 )
+# Of a step on several GPUs beside one, with what each part takes more.
+_MORE = (
+    column("precision"),
+    column("techniques", title="loop"),
+    Field("one_seconds", "one GPU", "number", lambda row: _in_ms(row["one_seconds"])),
+    _added("communication_seconds", "collectives"),
+    _added("clock_seconds", "clock"),
+    _added("kernel_seconds", "kernels"),
+    _added("idle_seconds", "host"),
+    _added("rest_seconds", "rest"),
+    Field("step_seconds", "step", "number", lambda row: _in_ms(row["step_seconds"])),
+)
+_SETTING = ("gpus", "parallelism")
 _MOST_NUMERIC = 6  # rows
 _MODULE_LENGTH = 24
+GPUS_TITLE = "What the slowest rank's step takes more than a step on one GPU, in ms"
+_LEAST_LONGER = 0.01  # of a step, that a class of kernels takes longer; less is noise
+_MOST_CLASSES = 3
 NUMERICS_TITLE = "Rounding of one step, against float32"
 _FEW = 3  # of so many configurations two causes each fit into 25 lines, of more one
 _MOST_MODULES = 10
@@ -84,14 +108,39 @@ def short_table(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()
     """Return what each step's time is spent on; what was not timed has its status in the place of a time."""
     rows = [flat_row(each) for each in diagnoses]
     for each in left_out:
-        fields = {name: getattr(each.spec, name) for name in ("precision", "loss_scale", "batch_size")}
-        rows.append({**fields, "techniques": join(each.spec.techniques), "status": each.status})
+        fields = {name: getattr(each.spec, name) for name in ("precision", "loss_scale", "batch_size", "parallelism")}
+        rest = {"gpus": each.spec.world_size, "techniques": join(each.spec.techniques), "status": each.status}
+        rows.append({**fields, **rest})
     # One ratio is enough here: the other is in `castwise run`'s table.
     ratio = "default_speedup" if any(row.get("default_speedup") for row in rows) else "speedup"
     other = {"default_speedup", "speedup"} - {ratio}
     dropped = other | ({"techniques"} if len({row["techniques"] for row in rows}) == 1 else set())
     columns = [each for each in _COLUMNS if each.name not in dropped]
     return short_table_of(columns, rows, ["step_seconds"], formats={ratio: lambda row: format_ratio(row[ratio])})
+
+
+def gpus_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
+    """Return what steps on several GPUs take more than the same loop's on one; None if nothing is to compare."""
+    found = [(each, beside) for each in diagnoses if (beside := each.beside_one_gpu) is not None]
+    rows = [{**trial_values(each.row.trial), **asdict(beside)} for each, beside in found]
+    dropped = {"techniques"} if len({row["techniques"] for row in rows}) == 1 else set()
+    return short_table_of([each for each in _MORE if each.name not in dropped], rows) if rows else None
+
+
+def gpus_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return which rank is the slowest, what waits for it, and which kernels take longer, of steps on several GPUs."""
+    lines = list[str]()
+    for found in diagnoses:
+        if (beside := found.beside_one_gpu) is None:
+            continue
+        least, waited = _LEAST_LONGER * beside.step_seconds, beside.waited_seconds
+        longer = [(name, seconds) for name, seconds in beside.slower_classes.items() if seconds >= least]
+        said = [f"others wait for rank {beside.rank}, up to {format_seconds(waited)}"] if waited else []
+        if longer:
+            named = (f"{CLASS_WORDS.get(name, name.replace('_', ' '))} {_in_ms(each, '+')}" for name, each in longer)
+            said.append(f"kernels that take longer, in ms: {', '.join([*named][:_MOST_CLASSES])}")
+        lines += [f"{_name_of(found.row.trial.spec)}: {'; '.join(said)}."] if said else []
+    return lines
 
 
 def numerics_table(diagnoses: Sequence[Diagnosis]) -> DataTable[FlatRow] | None:
@@ -118,7 +167,8 @@ def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 
 def _name_of(spec: TrialSpec) -> str:
-    return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip()
+    gpus = spec.world_size_label and f" on {spec.world_size_label}"
+    return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip() + gpus
 
 
 def lines_of(found: Diagnosis, most_causes: int | None = None, name: str = "") -> list[str]:
@@ -144,7 +194,8 @@ def present(
 ) -> Presentation:
     """Return the table, then the causes of each configuration, why others have none, and what is not known."""
     rows = [each.row for each in diagnoses]
-    shares = Grid(short_table(diagnoses, left_out), drop_first=("update_share", "idle_share"), elsewhere=_IN_JSON)
+    table, drop_first = short_table(diagnoses, left_out), ("update_share", "idle_share")
+    shares = Grid(table, setting=_SETTING, drop_first=drop_first, elsewhere=_IN_JSON)
     parts: list[Part] = [Lines([headline(rows)] if rows else [], "bold", is_list=False), shares]
     parts += [machine_line(rows, is_brief=not verbose)] if rows else []
     most = None if verbose else 2 if len(diagnoses) <= _FEW else 1
@@ -158,6 +209,9 @@ def present(
         parts.append(Lines([f"{', '.join(left)}: with --verbose"]))
     failures = [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
     parts += [Lines(failures, "red"), Lines(remarks(diagnoses), "yellow")]
+    if beside := gpus_table(diagnoses):
+        grid = Grid(beside, setting=_SETTING, elsewhere=_IN_JSON)
+        parts += [paragraph(GPUS_TITLE, gap=True), grid, Lines(gpus_lines(diagnoses))]
     if numerics := numerics_table(diagnoses):
         parts += [paragraph(NUMERICS_TITLE, gap=True), Grid(numerics, elsewhere=_IN_JSON)]
     parts.append(Lines(numerics_lines(diagnoses)))
@@ -225,6 +279,7 @@ def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -
             "class_shares": dict(each.shares),
             "idle_share": each.idle_share,
             "counters": each.counters and each.counters.model_dump(),
+            "beside_one_gpu": each.beside_one_gpu and asdict(each.beside_one_gpu),
             "causes": [asdict(cause) for cause in each.causes],
             "ceiling": each.ceiling and asdict(each.ceiling),
             "missing": each.missing,

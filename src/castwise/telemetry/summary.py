@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from castwise.records.schema import EnergyMeasurement, GpuCounters, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuCounters, GpuFacts, GpuReading, TelemetrySummary
 from castwise.spec.grouping import grouped
 from castwise.telemetry.gpu import CounterReading, Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
@@ -43,6 +43,8 @@ _READING: dict[str, _ReadingField] = {
     "pcie_width": _ReadingField("pcie_width", max, min),
     "ecc_errors": _ReadingField("ecc_errors", max, sum),
 }
+
+_OF_EACH = GpuReading.model_fields.keys() & _READING.keys()
 
 _FACTS: dict[str, _Combine] = {
     "max_sm_clock_hertz": min,
@@ -157,8 +159,16 @@ def combine_readings(
         num_samples=min((reading.num_samples for reading in each.values()), default=0),
         # What all GPUs have in common needs no names.
         affected_gpus={name: tuple(devices) for name, devices in affected.items() if len(devices) < num_gpus},
+        each_gpu=_of_each(each) if num_gpus > 1 else (),
         missing=_combine_missing({device: reading.missing for device, reading in each.items()}, unreadable),
         **values,
+    )
+
+
+def _of_each(readings: Mapping[str, TelemetrySummary]) -> tuple[GpuReading, ...]:
+    return tuple(
+        GpuReading(device=device, **{name: getattr(reading, name) for name in _OF_EACH})
+        for device, reading in readings.items()
     )
 
 

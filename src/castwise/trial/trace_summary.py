@@ -194,19 +194,27 @@ def summarize_communication(
     collectives = _collectives(host, num_host_steps) or _collectives(own, num_steps)
     if not collectives:
         return None
+    begin = min((each.start for each in (*own, *others)), default=0)
     per_step, rest = divmod(len(own), num_steps)
     if per_step and not rest and num_steps > 1:  # ranks do not begin the first step at the same moment
         begin, num_steps = max(each.end for each in own[:per_step]), num_steps - 1
         own, others = own[per_step:], [each for each in others if each.start >= begin]
     passes, late_share = _reductions(host, num_host_steps)
     alone, hiding, together = map(_busy, (own, others, own + others))
+    window = max((each.end for each in (*own, *others)), default=begin) - begin
     return Communication(
         seconds=alone * _NANO / num_steps,
         exposed_seconds=(together - hiding) * _NANO / num_steps,
         collectives=collectives,
         reduced_passes=passes,
         late_share=late_share,
-        rank_steps=(RankStep(compute_seconds=hiding * _NANO / num_steps),),
+        rank_steps=(
+            RankStep(
+                compute_seconds=hiding * _NANO / num_steps,
+                exposed_seconds=(together - hiding) * _NANO / num_steps,
+                idle_seconds=max(0, window - together) * _NANO / num_steps,
+            ),
+        ),
     )
 
 

@@ -96,6 +96,9 @@ def _section(
         lines = remarks(group.configurations)
     if (numerics := why_report.numerics_table(list(group.profiled.values()))) is not None:
         more.append(("numerics", why_report.NUMERICS_TITLE, numerics))
+    if (beside := why_report.gpus_table(list(group.profiled.values()))) is not None:
+        columns = [*find_fields(("gpus", "parallelism")), *beside.columns]
+        more.append(("beside", why_report.GPUS_TITLE, DataTable(columns, beside.rows)))
     subject = GroupSubject(group, source.file_of)
     charts = [
         data.add_chart(f"{anchor}-{name}", chart, subject.context)
