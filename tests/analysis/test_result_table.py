@@ -5,6 +5,7 @@ from fake_engine import OTHER_VALUES, fake_spec, fake_trial
 
 from castwise.analysis.result_table import rows_of_steps
 from castwise.records.schema import Trial
+from castwise.show import run_report
 
 # Fields whose difference does not keep two trials from being set side by side.
 COMPARED = {"precision", "loss_scale", "repeat"}
@@ -76,6 +77,24 @@ def test_scaling_efficiency() -> None:
     assert rows[0].throughput == pytest.approx(2 * 256 / 0.125)
     assert rows[0].speedup == pytest.approx(0.3 / 0.125), "speed-ups stay within one number of GPUs"
     assert rows[1].speedup is None
+
+
+def test_scaling_efficiency_has_an_interval_from_three_processes_on() -> None:
+    two: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
+    noisy = [(0, 0.1, 0.124), (1, 0.101, 0.125), (2, 0.1, 0.126)]
+    trials = [trial("fp32", alone, repeat=n) for n, alone, _ in noisy]
+    trials += [trial("fp32", spread, repeat=n, **two) for n, _, spread in noisy]
+    found = rows_of_steps(trials)[1]
+    assert found.scaling_estimate is not None
+    assert found.scaling_estimate.value == found.scaling_efficiency
+    assert found.scaling_estimate.low < 0.8 < found.scaling_estimate.high < 0.85
+    text = run_report.present([found], []).text("csv").splitlines()
+    shown = dict(zip(text[0].split(","), text[1].split(","), strict=True))
+    assert float(shown["scaling_efficiency_low"]) == pytest.approx(found.scaling_estimate.low)
+    assert " ± " in run_report.present(rows_of_steps(trials), []).text("markdown")
+    once = rows_of_steps([trial("fp32", 0.1), trial("fp32", 0.125, **two)])
+    assert "80.0 %" in run_report.present(once, []).text("markdown")
+    assert " ± " not in run_report.present(once, []).text("markdown")
 
 
 def test_scaling_efficiency_ignores_techniques_for_several_gpus() -> None:

@@ -39,7 +39,8 @@ CSV_HEADER = (
     "max_underflow_share,peak_allocated_bytes,peak_reserved_bytes,"
     "joules_per_unit,power_watts,tensor_share,dram_share,final_loss,skipped_steps,status,unit,processes,throughput_low,throughput_high,"
     "default_speedup_low,default_speedup_high,written_speedup_low,written_speedup_high,speedup_low,speedup_high,"
-    "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,joules_per_unit_low,"
+    "bf16_speedup_low,bf16_speedup_high,memory_low,memory_high,scaling_efficiency_low,scaling_efficiency_high,"
+    "verdict_reason,memory_ratio,final_step,joules_per_unit_low,"
     "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
     "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
 )

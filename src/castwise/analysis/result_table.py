@@ -70,6 +70,7 @@ class Row:
     # Throughput over world size times the throughput of the same configuration on one GPU, if that is among the
     # trials; 1 is ideal.
     scaling_efficiency: float | None = None
+    scaling_estimate: Estimate | None = None  # the same with its interval
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     final_loss: float | None = None  # of the last timed step
@@ -157,7 +158,7 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     in_plain_loop = _by_key(plain if any(trial.spec.techniques for trial in trials) else (), "techniques")
     rows = []
     for own in configurations.values():
-        spec, loop_speedup, efficiency = own[0].spec, None, None
+        spec, loop_speedup, efficiency, scaling = own[0].spec, None, None, None
         baselines = (references[BASELINE] for references in references_of.values())
         row = _row(own, references_of[group_of(own[0])], baselines, margin)
         if spec.techniques:
@@ -166,7 +167,11 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
             alone = on_one_gpu.get(comparison_key(as_on_one_gpu(own[0]), *GPUS), [])
             rate = rate_estimate(alone, step_estimate(alone))
             efficiency = None if rate is None else row.throughput / (rate.value * spec.world_size)
-        rows.append(replace(row, loop_speedup=_value(loop_speedup), scaling_efficiency=efficiency))
+            if efficiency is not None and (ratio := speedup_estimate(alone, own)) is not None:  # of times of a step
+                over = efficiency / ratio.value
+                scaling = Estimate(efficiency, over * ratio.low, over * ratio.high, ratio.n)
+        row = replace(row, loop_speedup=_value(loop_speedup), scaling_efficiency=efficiency)
+        rows.append(replace(row, scaling_estimate=scaling))
     return rows
 
 

@@ -157,6 +157,16 @@ def rate_text(name: str) -> Callable[[FlatRow], str]:
     return lambda row: f"{format_rate(row[name])} {row['unit']}/s"
 
 
+def _efficiency_text(row: FlatRow) -> str:
+    """Return a scaling efficiency with its interval, if it has one: `97.6 ± 0.4 %`."""
+    value: float = row["scaling_efficiency"]
+    low, high = row.get("scaling_efficiency_low"), row.get("scaling_efficiency_high")
+    if low is None or high is None or format_interval(value, low, high) in ("", TOO_NOISY):
+        return format_percent(value)
+    half = math.ceil(1000 * max(value - low, high - value) - 1e-6) / 10
+    return f"{100 * value:.1f} ± {half:.1f} %"
+
+
 def _count_text(name: str) -> Callable[[FlatRow], str]:
     return lambda row: f"{row[name]:,}"
 
@@ -232,7 +242,7 @@ FIELDS: tuple[Field, ...] = (
     Field("verdict_reason", "why"),
     Field("loop_speedup", "over plain loop", "ratio"),
     Field("published_pair_speedup", "at published batches", "ratio"),
-    Field("scaling_efficiency", "scaling efficiency", "share"),
+    Field("scaling_efficiency", "scaling efficiency", "share", _efficiency_text),
     Field("efficiency", "scaling efficiency", "share"),
     Field("step_seconds", "step time", "seconds", best="lowest"),
     Field(

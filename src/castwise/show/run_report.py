@@ -24,6 +24,7 @@ from castwise.show.fields import (
     in_files,
     in_tables,
     interval_columns,
+    interval_values,
     precision_text,
     short_columns,
     trial_values,
@@ -74,6 +75,7 @@ COLUMNS = (
     *interval_columns("speedup", "speedup_estimate"),
     *interval_columns("bf16_speedup", "bf16_estimate"),
     *interval_columns("memory", "memory_estimate"),
+    *interval_columns("scaling_efficiency", "scaling_estimate"),
     column("verdict_reason", lambda row: row.verdict and row.verdict.reason, place="files"),
     column("memory_ratio", "memory_ratio", place="files"),
     column("final_step", "final_step", place="files"),
@@ -163,6 +165,7 @@ def _short_row(row: Row, references: Mapping[str, Row]) -> FlatRow:
         **estimate_values("bf16_speedup", row.bf16_estimate),
         "loop_speedup": None if over else row.loop_speedup,  # if there is nothing else to compare with
         "scaling_efficiency": row.scaling_efficiency if is_ok else None,
+        **interval_values("scaling_efficiency", row.scaling_estimate if is_ok else None),
         "verdict": verdict if is_ok else row.trial.status,
     }
 
