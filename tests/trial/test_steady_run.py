@@ -65,6 +65,9 @@ class ScriptedMemory:
     def reserved(self) -> int:
         return next(self.reserved_bytes)
 
+    def refused_allocations(self) -> int:
+        return 0
+
     def check(self) -> None:
         """Allow whatever is taken."""
 
