@@ -14,7 +14,7 @@ from castwise.cli.measuring import INTERRUPTED, exit_code
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Status
 from castwise.records.store import load_folder
-from castwise.registry.precisions import PRECISIONS
+from castwise.registry.precisions import PRECISIONS, this_cpu
 from castwise.telemetry.gpu import GpuUnreadableError
 
 ALL = [row.name for row in PRECISIONS]
@@ -197,12 +197,13 @@ def test_doctor_shows_what_torch_lacks_for_the_gpu_and_what_others_measured(comm
 
 def test_doctor_shows_every_gpu_or_the_cpu(command: CommandLine) -> None:
     two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
-    assert command("doctor", engine=two).out.count("This machine") == 2
+    out = command("doctor", engine=two).out
+    assert (out.count("Fake GPU, "), out.count("torchvision"), out.count("\nGPU 1\n")) == (2, 1, 1)
     done = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
     assert done.code == 0
     assert "none that torch can use" in done.out
     assert "impossible" in done.out
-    assert done.out.count(fake_environment(None).cpu) == 1, "the device is named once"
+    assert done.out.count(this_cpu().name) == 1, "the device is named once"
     assert "CPU is a CPU" not in done.out
     assert all(line == line.rstrip() for line in done.out.splitlines() if not line.strip() or "  " not in line.strip())
 

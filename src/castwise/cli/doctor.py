@@ -1,11 +1,17 @@
 """What a machine is and which precisions it has, as `castwise doctor` prints it."""
 
+import itertools
+import platform
+from collections.abc import Iterable
 from dataclasses import replace
 
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from castwise.orchestrator.machine import detect_devices
+from castwise._version import __version__
+from castwise.cli.measuring import looking
+from castwise.orchestrator.machine import detect_devices, find_commit
 from castwise.records.schema import Environment
 from castwise.records.shared import shared_records
 from castwise.registry.architectures import why_no_kernels
@@ -13,6 +19,7 @@ from castwise.registry.gpus import GpuModel
 from castwise.registry.precisions import (
     NAMED_PRECISIONS,
     PRECISIONS,
+    this_cpu,
     why_emulated,
     why_unsupported,
     why_without_torchao,
@@ -23,32 +30,52 @@ from castwise.telemetry.gpu import GpuUnreadableError
 from castwise.telemetry.nvml import compute_processes
 from castwise.telemetry.sampler import open_monitor
 
+_FACT_WIDTH = len("products measured")  # the longest name: facts are printed as they are known
+
 
 def doctor() -> int:
     console = result_console()
-    for environment in detect_devices():
-        facts = Table(show_header=False, box=None, pad_edge=False)
-        for name, value in _facts(environment):
-            facts.add_row(name, escape(value))
-        console.print("This machine", style="italic")
-        console.print(facts)
+    console.print("This machine", style="italic")
+    # They are known at once; PyTorch takes seconds to start.
+    own = f"{__version__} ({find_commit() or 'commit unknown'})"
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    _print_facts(console, [("CPU", this_cpu().name), ("system", system), ("castwise", own)])
+    devices = detect_devices()
+    with looking(outlook="Starting PyTorch, which takes longest the first time."):
+        first = next(devices)
+    _print_facts(console, [("torch", f"{first.torch}, torchvision {first.torchvision or 'not installed'}")])
+    for number, environment in enumerate(itertools.chain([first], devices)):
+        if number:
+            console.print(f"\nGPU {number}", style="italic")
+        _print_facts(console, _facts(environment))
         console.print("\nPrecisions", style="italic")
-        table = Table("precision", "here", "why", box=None, pad_edge=False)
-        hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
-        for row in (*PRECISIONS, *NAMED_PRECISIONS):
-            impossible = why_unsupported(row, replace(hardware, name="this"))
-            if (impossible := impossible or why_without_torchao(row, environment.torchao)) is not None:
-                table.add_row(row.name, "[red]impossible[/]", escape(impossible))
-            elif (emulated := why_emulated(row, hardware)) is not None:
-                table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))
-            elif hardware.support(row) == "slow" and hardware.architecture is not None:
-                table.add_row(row.name, "[yellow]no faster[/]", escape(hardware.architecture.note))
-            else:
-                table.add_row(row.name, "[green]native[/]", escape(row.summary))
-        console.print(table)
+        console.print(_precisions(environment))
         for line in foreign_processes(environment):
             print_line(console, line, "yellow")
     return 0
+
+
+def _print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    table = Table.grid(Column(min_width=_FACT_WIDTH), Column(), padding=(0, 2, 0, 0))
+    for name, value in facts:
+        table.add_row(name, escape(value))
+    console.print(table)
+
+
+def _precisions(environment: Environment) -> Table:
+    table = Table("precision", "here", "why", box=None, pad_edge=False)
+    hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
+    for row in (*PRECISIONS, *NAMED_PRECISIONS):
+        impossible = why_unsupported(row, replace(hardware, name="this"))
+        if (impossible := impossible or why_without_torchao(row, environment.torchao)) is not None:
+            table.add_row(row.name, "[red]impossible[/]", escape(impossible))
+        elif (emulated := why_emulated(row, hardware)) is not None:
+            table.add_row(row.name, "[yellow]emulated[/]", escape(f"{emulated}: it runs, without the speed"))
+        elif hardware.support(row) == "slow" and hardware.architecture is not None:
+            table.add_row(row.name, "[yellow]no faster[/]", escape(hardware.architecture.note))
+        else:
+            table.add_row(row.name, "[green]native[/]", escape(row.summary))
+    return table
 
 
 def foreign_processes(environment: Environment) -> list[str]:
@@ -68,11 +95,8 @@ def foreign_processes(environment: Environment) -> list[str]:
 
 
 def _facts(environment: Environment) -> list[tuple[str, str]]:
-    facts = [("CPU", environment.cpu), ("system", f"{environment.system}, Python {environment.python}")]
-    facts.append(("torch", f"{environment.torch}, torchvision {environment.torchvision or 'not installed'}"))
-    facts.append(("castwise", f"{environment.castwise} ({environment.commit or 'commit unknown'})"))
     if environment.gpu is None:
-        return [*facts, ("GPU", "none that torch can use")]
+        return [("GPU", "none that torch can use")]
     major, minor = environment.capability or (0, 0)
     known = environment.gpu_model
     switches = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
@@ -93,7 +117,6 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
         *_products(known),
         ("TF32 by default", f"{tf32} (a trial sets all three itself)"),
         *_driver_facts(environment.gpu_uuid),
-        *facts,
     ]
 
 

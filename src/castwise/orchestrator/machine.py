@@ -14,7 +14,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,15 +131,16 @@ def _device_of(environment: Environment, asked: str | None) -> str:
     return asked if asked is not None and ":" in asked else f"{environment.device_type}:0"
 
 
-def detect_devices() -> list[Environment]:
-    """Return the environment of every GPU, or of the CPU if there is none.
+def detect_devices() -> Iterator[Environment]:
+    """Yield the environment of each GPU as it is found, or of the CPU if there is none.
 
     Raises:
         EngineError: No measuring process could be started.
     """
     engine = ForkserverEngine(None, find_commit())
-    first = choose_device(engine, None)
-    return [first, *(choose_device(engine, f"{first.device_type}:{index}") for index in range(1, first.num_gpus))]
+    yield (first := choose_device(engine, None))
+    for index in range(1, first.num_gpus):
+        yield choose_device(engine, f"{first.device_type}:{index}")
 
 
 def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
