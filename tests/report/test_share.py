@@ -74,6 +74,9 @@ def test_own_models_runs_failures_and_disturbed_figures_stay_out() -> None:
     assert shared_of(collect([on(H100, noisy)]).configurations) == ([], ["1 configuration with the warning noisy"])
     on_cpu = [trial.model_copy(update={"spec": trial.spec.model_copy(update={"device": "cpu"})}) for trial in TRIALS]
     assert shared_of(collect(on_cpu).configurations)[0] == []
+    records, left = shared_of(collect([on("No GPU", trial) for trial in TRIALS]).configurations)
+    assert (records, len(left)) == ([], 1)
+    assert "2 configurations where castwise knows no datasheet of the GPU 'No GPU'" in left[0]
 
 
 ROW = SharedRow(
@@ -101,6 +104,9 @@ ROW = SharedRow(
         ({"flops": {"bf16": 9 * 10**12}}, {}, "FLOPs a sample"),
         ({"flops": {}, "moved_bytes": 0}, {"gpu": "Tesla T4", "capability": (7, 5)}, None),
         ({"precision": "fp8-tensorwise"}, {"capability": (8, 0)}, "8.9"),
+        ({}, {"gpu": "NVIDIA H100 Turbo"}, "no datasheet of the GPU 'NVIDIA H100 Turbo'"),
+        ({}, {"gpu": "NVIDIA A100", "memory_bytes": None}, "no datasheet of the GPU 'NVIDIA A100'"),
+        ({}, {"date": "2999-01-01"}, "the day 2999-01-01 is in the future"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, object], facts: dict[str, object], problem: str | None) -> None:

@@ -6,6 +6,7 @@ script: it has no field for them. `shared.json` beside this file has those that 
 
 import hashlib
 import re
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -123,11 +124,20 @@ def problems_of(content: bytes, name: str) -> list[str]:
         return [f"it is no shared record: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"]
     problems = [] if record.path.name == name else [f"its content was changed: its name would be {record.path.name}"]
     questions = [row.question for row in record.rows]
+    problems += problems_of_machine(record)
     problems += ["it has no rows"] * (not questions) + ["it has a row twice"] * (len({*questions}) < len(questions))
     for row in record.rows:
         what = f"{row.workload} {row.precision} batch {row.batch_size}"
         problems += [f"{what}: {why}" for why in [*problems_of_row(row, record), *_beside_others(row)]]
     return problems
+
+
+def problems_of_machine(record: SharedRecord) -> list[str]:
+    """Return why figures of a record's GPU and day cannot be checked, or cannot be."""
+    is_known = find_gpu_model(record.gpu, record.memory_bytes) is not None
+    unknown = f"castwise knows no datasheet of the GPU '{record.gpu}': add it to registry/gpus.py first"
+    is_future = record.date > datetime.now(UTC).date().isoformat()
+    return [unknown] * (not is_known) + [f"the day {record.date} is in the future"] * is_future
 
 
 def problems_of_row(row: SharedRow, record: SharedRecord) -> list[str]:

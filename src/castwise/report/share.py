@@ -10,7 +10,14 @@ from castwise.analysis.model_flops import flops_of
 from castwise.analysis.result_table import Row
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.analysis.warnings import POWER_LIMIT, warnings_of_all
-from castwise.records.shared import QUESTION, SharedRecord, SharedRow, may_be_shared, problems_of_row
+from castwise.records.shared import (
+    QUESTION,
+    SharedRecord,
+    SharedRow,
+    may_be_shared,
+    problems_of_machine,
+    problems_of_row,
+)
 from castwise.registry.precisions import BASELINE
 from castwise.show.units import pluralize
 
@@ -45,7 +52,7 @@ def shared_of(rows: Sequence[Row]) -> tuple[list[SharedRecord], list[str]]:
         )
         kept: dict[tuple[object, ...], SharedRow] = {}
         for _, shared in measured:
-            if problems := problems_of_row(shared, record):
+            if problems := problems_of_machine(record) or problems_of_row(shared, record):
                 left[f"where {problems[0]}"] += 1
             elif shared.question not in kept or shared.n > kept[shared.question].n:  # of two protocols the larger one
                 kept[shared.question] = shared
