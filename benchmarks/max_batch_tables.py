@@ -18,7 +18,6 @@ from castwise.max_batch.render import (
     baseline_of,
     breakdowns_of,
     conclusions,
-    loop_name,
     part_titles,
     ratio_of,
 )
@@ -105,7 +104,7 @@ def little_memory(folder: Path) -> str:
             state = step_config_of(fit.spec.techniques).optimizer_state
             num_bytes = sum(bytes_a_parameter(fit.spec.precision, state))
             largest = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
-            cells.append([workload, loop_name(fit.spec), num_bytes, peak, largest, rate, verdict or "–"])
+            cells.append([workload, fit.spec.loop_name, num_bytes, peak, largest, rate, verdict or "–"])
         places |= dict.fromkeys([where_of(own[0].trials[0])])
     if not cells:
         return "None is on record yet.\n"
@@ -117,7 +116,7 @@ def in_a_sentence(name: str, measured: Measured) -> str:
     """Return the largest batches of a workload in a sentence, with where and when they were found."""
     fits = measured[name][0]
     trial = fits[0].trials[0]
-    batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit.spec)}" for fit in fits if fit.largest is not None]
+    batches = [f"{fit.largest.spec.batch_size:,} in {fit.spec.loop_name}" for fit in fits if fit.largest is not None]
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
     predicted = f"; predicted from two small batches within {format_percent(max(errors))}" if errors else ""
     return (
@@ -144,7 +143,7 @@ def account(fits: Sequence[MaxBatch]) -> str:
     accounts = breakdowns_of(fits)
     batches = sorted({each.trial.spec.batch_size for each in accounts})
     heading = [f"batch {' and '.join(f'{batch:,}' for batch in batches)}"]
-    heading += [loop_name(each.trial.spec) for each in accounts]
+    heading += [each.trial.spec.loop_name for each in accounts]
     rows = [
         [title, *(format_bytes(each.bytes_of(part)) for each in accounts)]
         for part, title in part_titles(accounts).items()
@@ -178,7 +177,7 @@ def loops_table(measured: Measured) -> str:
                 continue
             rate = f"{format_rate(speed)} {find_workload(fit.spec.workload).unit}/s"
             batch = f"{fit.largest.spec.batch_size:,}"
-            rows.append([fit.spec.workload, gpu, loop_name(fit.spec), batch, rate, format_ratio(speed / plain)])
+            rows.append([fit.spec.workload, gpu, fit.spec.loop_name, batch, rate, format_ratio(speed / plain)])
     measured_at = [{"where": where_of(fits[0].trials[0]), "name": fits[0].spec.workload} for fits in shown]
     places = "\n\n".join(where for where, _ in by_place(measured_at))
     return "\n".join([places, "", *markdown(heading, "lllrrr", rows)]) + "\n"

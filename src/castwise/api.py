@@ -416,10 +416,8 @@ class MaxBatches(_Found):
     @property
     def largest(self) -> dict[str, int | None]:
         """Return the largest batch that trained, by precision and techniques; None if none did."""
-        from castwise.max_batch.render import loop_name
-
         return {
-            loop_name(found.spec): None if found.largest is None else found.largest.spec.batch_size
+            found.spec.loop_name: None if found.largest is None else found.largest.spec.batch_size
             for found in self.max_batches
         }
 
@@ -444,11 +442,9 @@ class Fits(Result):
     @property
     def largest(self) -> dict[str, dict[str, int | None]]:
         """Return the largest batch that fits, by GPU and by precision and techniques; None if it is not known."""
-        from castwise.max_batch.render import loop_name
-
         by_gpu: dict[str, dict[str, int | None]] = {}
         for fit in self.found.fits:
-            by_gpu.setdefault(fit.gpu_name, {})[loop_name(fit.loop.spec)] = fit.largest()
+            by_gpu.setdefault(fit.gpu_name, {})[fit.loop.spec.loop_name] = fit.largest()
         return by_gpu
 
     @property

@@ -269,9 +269,9 @@ def test_it_starts_from_pytorchs_default_and_says_both_ratios(tmp_path: Path) ->
     words = f"{last['total_speedup']:.2f}× PyTorch's default ({last['fp32_speedup']:.2f}× fp32)"
     assert words in conclusions(result)[0]
     assert words in measured_words(result, result.winner)
-    (fp32,) = (line for line in conclusions(result) if line.startswith("fp32, plain loop: "))
+    (fp32,) = (line for line in conclusions(result) if line.startswith("fp32: "))
     assert "of the step is products" in fp32
-    assert [row["tried"] for row in result.rows[:2]] == ["default, plain loop", "fp32, plain loop"]
+    assert [row["tried"] for row in result.rows[:2]] == ["default", "fp32"]
 
 
 def test_without_tf32_it_starts_from_fp32() -> None:
@@ -669,7 +669,7 @@ def test_the_patch_of_a_script_names_its_own_call(tmp_path: Path) -> None:
 def test_a_patch_without_a_faster_loop_says_so(run: Run) -> None:
     slow = engine(lambda spec: 0.5 if spec.techniques or spec.precision != "fp32" else 1.0)
     done = run("resnet50", "--emit", "patch", "--precision", "fp32", made=slow)
-    assert done.out.startswith("# resnet50: keep your loop (fp32, plain loop). Nothing was proven faster; ")
+    assert done.out.startswith("# resnet50: keep your loop (fp32). Nothing was proven faster; ")
 
 
 def test_the_simplest_loop_is_named_and_emitted(run: Run, tmp_path: Path) -> None:

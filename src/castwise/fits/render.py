@@ -13,7 +13,6 @@ from castwise.fits.predict import (
     Loop,
     Prediction,
 )
-from castwise.max_batch.render import loop_name
 from castwise.records.schema import MemoryParts
 from castwise.registry.gpus import CONTEXT_BYTES, short_device_name, total_bytes
 from castwise.registry.precisions import Hardware, find_precision, why_emulated
@@ -41,7 +40,7 @@ def _part(name: str) -> Field:
 COLUMNS = (
     Field("gpu", "GPU", get=lambda fit: fit.gpu_name, place="files"),
     column("room", lambda fit: f"{fit.gpu_name}, {format_bytes(fit.room_bytes)} for tensors", place="table"),
-    Field("loop", "precision", wraps=True, place="table", get=lambda fit: loop_name(fit.loop.spec).replace("+", " + ")),
+    Field("loop", "precision", wraps=True, place="table", get=lambda fit: fit.loop.spec.loop_name.replace("+", " + ")),
     column("precision", lambda fit: fit.loop.spec.precision, place="files"),
     column("techniques", lambda fit: join(fit.loop.spec.techniques), place="files"),
     Field("batch_size", "batch", "count", get=lambda fit: fit.loop.spec.batch_size, place="files"),
@@ -106,7 +105,7 @@ def _parts_table(loops: Sequence[Loop]) -> DataTable[FlatRow]:
         if any(values.values()):
             rows.append({"part": find_field(name).title, **values})
     rows.append({"part": "in all", **{key: loop.needed_bytes for key, loop in known}})
-    columns = [Field(key, loop_name(loop.spec).replace("+", " + "), "bytes") for key, loop in known]
+    columns = [Field(key, loop.spec.loop_name.replace("+", " + "), "bytes") for key, loop in known]
     return DataTable([Field("part", "held at the peak of a step"), *columns], rows)
 
 
@@ -139,7 +138,7 @@ def remarks(found: Prediction) -> list[str]:
     """Return what a reader must know of single loops."""
     lines: dict[str, None] = {}
     for loop in found.loops:
-        name = loop_name(loop.spec)
+        name = loop.spec.loop_name
         if loop.problem:
             lines[f"{name} cannot be traced: {loop.problem}"] = None
         elif loop.memory is not None and loop.memory.needs_values:

@@ -105,13 +105,6 @@ _APART = 1.5
 # Rows and tables
 
 
-def loop_name(spec: TrialSpec) -> str:
-    """Return a loop in a few words: `bf16-mixed, 4 GPUs (fsdp), channels-last`."""
-    return ", ".join(
-        filter(None, (spec.precision, spec.world_size_label, join(spec.techniques) * bool(spec.techniques)))
-    )
-
-
 def _setting(spec: TrialSpec) -> tuple[object, ...]:
     """Return what loops share that differ in their precision alone."""
     return spec.techniques, spec.world_size, spec.parallelism
@@ -168,7 +161,7 @@ def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
 def short_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
     """Return the largest batches, with the columns that decide."""
     rows: list[FlatRow] = [
-        {**summary_row(found, max_batches), "precision": loop_name(found.spec).replace("+", " + ")}
+        {**summary_row(found, max_batches), "precision": found.spec.loop_name.replace("+", " + ")}
         for found in max_batches
     ]
     rows = [{**row, "peak_reserved_bytes": row["peak_reserved_bytes"] or row["peak_allocated_bytes"]} for row in rows]
@@ -219,7 +212,7 @@ def breakdown_table(breakdowns: Sequence[MemoryBreakdown]) -> DataTable[FlatRow]
     names = ["precision", *within, "seen_bytes", "parts_error", *beyond, *(["total_bytes"] if beyond else [])]
     rows = [
         {
-            "precision": loop_name(each.trial.spec),
+            "precision": each.trial.spec.loop_name,
             **each.parts,
             "seen_bytes": each.seen_bytes,
             "parts_error": each.error,
@@ -241,7 +234,7 @@ def headline(max_batches: Sequence[MaxBatch]) -> str:
 
 
 def present(result: MaxBatchResult, *, wide: bool = False, verbose: bool = False) -> Presentation:
-    left = f"Not searched to the end: {', '.join(map(loop_name, result.left))}."
+    left = f"Not searched to the end: {', '.join(spec.loop_name for spec in result.left)}."
     ending = {
         "done": [],
         "interrupted": [f"Interrupted. {left}"],
@@ -312,7 +305,7 @@ def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
                 f"{each.suite} had {format_ratio(each.ratio)} on a {each.gpu} ({each.baseline} and {each.batch_size})"
                 for each in published
             )
-            lines.append(f"{loop_name(found.spec)}: {format_ratio(ratio)} fp32's largest batch; {sources}.")
+            lines.append(f"{found.spec.loop_name}: {format_ratio(ratio)} fp32's largest batch; {sources}.")
     breakdowns = breakdowns_of(max_batches)
     bases = {_setting(each.trial.spec): each for each in breakdowns if each.trial.spec.precision == BASELINE}
     for each in breakdowns:
@@ -329,7 +322,7 @@ def _limit_sentence(found: MaxBatch, largest: Trial, failing: Trial) -> str:
     """Return what trained and what did not, and the knee below it."""
     each = "a process " if largest.spec.device_type == "cpu" else "a GPU "
     line = (
-        f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} {each * (largest.spec.world_size > 1)}trained "
+        f"{found.spec.loop_name}: batch {largest.spec.batch_size:,} {each * (largest.spec.world_size > 1)}trained "
         f"{num_steps(largest)} steps in a fresh process, batch {failing.spec.batch_size:,} "
         f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
     )
@@ -353,13 +346,13 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
         )
     diverged = [each for each in max_batches if each.largest is not None and each.largest.status == "diverged"]
     if diverged:
-        names = ", ".join(loop_name(found.spec) for found in diverged)
+        names = ", ".join(found.spec.loop_name for found in diverged)
         lines.append(f"the loss of {names} was NaN at the largest batch; memory use is the same")
     unknown: dict[str, None] = {}
     for found in max_batches:
         parts = found.largest.ranks[0].memory_parts if found.largest is not None and found.largest.ranks else None
         if parts is not None and parts.missing:
-            unknown[f"{loop_name(found.spec)}: where its memory goes is not known: {parts.missing}"] = None
+            unknown[f"{found.spec.loop_name}: where its memory goes is not known: {parts.missing}"] = None
     lines += unknown
     lines += [
         f"{each.trial.spec.label}: the parts of memory add up to {100 * each.error:+.1f} % more than the measured peak"
@@ -391,9 +384,9 @@ def _problems(found: MaxBatch) -> list[str]:
         else:
             limit = smallest.spec.memory_limit_bytes or smallest.environment.gpu_memory_bytes
             need = f"it ran out of {format_bytes(limit)}" if limit else smallest.message
-        lines.append(f"batch {smallest.spec.batch_size} does not fit in {loop_name(found.spec)}: {need}")
+        lines.append(f"batch {smallest.spec.batch_size} does not fit in {found.spec.loop_name}: {need}")
     if found.problem is not None:
         lines.append(f"{found.problem.spec.label}: {found.problem.status}: {found.problem.message}")
     elif found.largest is not None and found.failing is None:
-        lines.append(f"{loop_name(found.spec)}: the search ended before any batch ran out of memory")
+        lines.append(f"{found.spec.loop_name}: the search ended before any batch ran out of memory")
     return lines

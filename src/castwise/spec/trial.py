@@ -192,6 +192,11 @@ class TrialSpec(FrozenModel):
         return f"{self.workload} {self.precision} batch {self.batch_size}{gpus}{scale}{techniques}{seed}{limit}"
 
     @property
+    def loop_name(self) -> str:
+        """Return the loop in a few words: `bf16-mixed, 4 GPUs (fsdp), channels-last+compile`."""
+        return ", ".join(filter(None, (self.precision, self.world_size_label, "+".join(self.techniques))))
+
+    @property
     def world_size_label(self) -> str:
         """Return how many GPUs share a step, in words: "4 GPUs (ddp)"; empty on one GPU."""
         unit = "CPU processes" if self.device_type == "cpu" else "GPUs"

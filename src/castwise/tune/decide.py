@@ -23,7 +23,7 @@ from castwise.tune.candidates import (
     is_compiled,
     next_stage,
 )
-from castwise.tune.measurements import DRIFTED, ONE_PROCESS, PROMISING, Key, Measurements, key_of, loop_name, unique
+from castwise.tune.measurements import DRIFTED, ONE_PROCESS, PROMISING, Key, Measurements, key_of, unique
 from castwise.tune.memory_limit import BatchPoint, next_batch
 from castwise.tune.time_budget import TimeLeft, compile_cost
 
@@ -86,7 +86,7 @@ class TuningSteps:
         start, memory_bytes = self.space.start, self.space.memory_bytes
         # Speed-ups are given over fp32, too.
         others = [spec for spec in (self.space.fp32,) if spec is not None and self._is_supported(spec)]
-        while (yield from self._screen_once(start, others, loop_name(start))) is None:
+        while (yield from self._screen_once(start, others, start.loop_name)) is None:
             pass  # a session for each group that fits
         unfit = {name for names in self.space.without_layers(self.measured.layers(start)).values() for name in names}
         fit = tuple(name for name in self.space.techniques if name not in unfit)
@@ -193,7 +193,7 @@ class TuningSteps:
                     yield from self._measure(pair, "is the last change faster?")
                     continue
                 others = pair[:1]
-            is_all_measured = yield from self._screen_once(current, specs, f"changes to {loop_name(current)}", others)
+            is_all_measured = yield from self._screen_once(current, specs, f"changes to {current.loop_name}", others)
             if is_all_measured is not None:
                 return False, is_all_measured
 
@@ -356,7 +356,7 @@ class TuningSteps:
             elif key_of(attempt.spec) not in stages:
                 tried = self._compared(stage, accepted[stage], attempt.spec)
                 if key_of(attempt.below) != key_of(accepted[stage]):
-                    reason = f"{tried.reason}; measured next to {loop_name(attempt.below)}, which was not accepted"
+                    reason = f"{tried.reason}; measured next to {attempt.below.loop_name}, which was not accepted"
                     tried = replace(tried, reason=reason)
                 if tried.outcome == "second best" and stage == len(accepted) - 1:  # nothing was better
                     tried = replace(tried, outcome="unproven")

@@ -276,11 +276,6 @@ class Measurements:
         return set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
 
 
-def loop_name(spec: TrialSpec) -> str:
-    """Return a configuration as people read it: `bf16-mixed, channels-last+compile`."""
-    return f"{spec.precision}, {'+'.join(spec.techniques) or 'plain loop'}"
-
-
 def _per_unit(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
     """Return a ratio of step times as one of units per second: a step on a larger batch has more of them."""
     factor = spec.batch_size / below.batch_size

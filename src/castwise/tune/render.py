@@ -16,7 +16,7 @@ from castwise.show.table import DataTable, json_document, plain, short_table_of
 from castwise.show.units import format_bytes, format_ratio, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.trial import TrialSpec
-from castwise.tune.measurements import DRIFTED, PROMISING, key_of, loop_name, unique
+from castwise.tune.measurements import DRIFTED, PROMISING, key_of, unique
 from castwise.tune.result import SIMPLE, TuningResult
 
 # All columns: those of tables first, then those that only CSV and JSON have.
@@ -89,7 +89,7 @@ def patch_summary(result: TuningResult, spec: TrialSpec) -> str:
     """Return a comment that says what was found, for the first line of a patch."""
     row, rate = result.row_of(spec), result.measured.rate(spec)
     doubts = _doubts(result, spec)
-    found = f"keep your loop ({loop_name(spec)}). Nothing was proven faster"
+    found = f"keep your loop ({spec.loop_name}). Nothing was proven faster"
     if key_of(spec) != key_of(result.start):
         found = ", ".join(
             filter(None, [row["name"] if rate is None else _name_and_rate(row), speedup_words(result, row)])
@@ -212,7 +212,7 @@ def bounds(result: TuningResult) -> list[str]:
         return []
     loops = (result.start, *filter(None, (result.fp32,)), result.winner)
     measured = unique(spec for spec in loops if result.measured.is_ok(spec))
-    return [f"{loop_name(spec)}: {said}." for spec in measured if (said := result.measured.what_bounds(spec))]
+    return [f"{spec.loop_name}: {said}." for spec in measured if (said := result.measured.what_bounds(spec))]
 
 
 def _name_and_rate(row: FlatRow) -> str:
@@ -228,7 +228,7 @@ def _within_limit(result: TuningResult) -> list[str]:
         if not known:
             return [f"No loop that was tried fits into {limit}."]
         least = min(known, key=lambda row: row["peak_reserved_bytes"])
-        name = f"{loop_name(least['spec'])}, batch {least['batch_size']}"
+        name = f"{least['spec'].loop_name}, batch {least['batch_size']}"
         held = format_bytes(least["peak_reserved_bytes"])
         return [f"No loop that was tried fits into {limit}; the least is {held}, by {name}."]
 
@@ -278,7 +278,7 @@ def reasons(result: TuningResult) -> list[str]:
 def headline(result: TuningResult) -> str:
     spec = result.start
     where = result.trials[0].environment.device_name if result.trials else spec.device
-    return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
+    return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {spec.loop_name}"
 
 
 def present(result: TuningResult, *, wide: bool = False, verbose: bool = False) -> Presentation:

@@ -15,7 +15,7 @@ from castwise.show.fields import FlatRow, estimate_values, interval_values
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import TriedChange
 from castwise.tune.decide import Ending
-from castwise.tune.measurements import Measurements, key_of, loop_name, unique
+from castwise.tune.measurements import Measurements, key_of, unique
 from castwise.tune.time_budget import first_step_seconds
 
 _FASTER = (None, "accepted", "second best")  # the outcomes of the plain loops and of what was faster than one before
@@ -111,9 +111,9 @@ class TuningResult:
         ratio = None if tried is None or not measured.agrees(tried.below, spec) else tried.ratio
         return {
             "spec": spec,
-            "name": loop_name(spec) + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
+            "name": spec.loop_name + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
             "stage": 0 if tried is None else tried.stage + 1,
-            "tried": loop_name(spec) if tried is None else tried.change.name + within,
+            "tried": spec.loop_name if tried is None else tried.change.name + within,
             **estimate_values("speedup", ratio),
             "num_processes": None if ratio is None else ratio.n,
             "total_speedup": self._speedup_over(start, spec),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import throughput
-from castwise.max_batch.render import curve_row, loop_name, summary_table
+from castwise.max_batch.render import curve_row, summary_table
 from castwise.report.charts.chart import MAX_LINES, RATE_FIELDS, Chart, GroupSubject, interval_of, interval_text, varied
 from castwise.report.charts.svg import Bar, Line, Panel, Point, Segment, bar_chart, line_chart
 from castwise.show.fields import find_field, find_fields
@@ -27,14 +27,14 @@ def largest_batch(subject: GroupSubject) -> Chart | None:
     best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
     bars = []
     for each, trial in found:
-        name, size = loop_name(each.spec), trial.spec.batch_size
+        name, size = each.spec.loop_name, trial.spec.batch_size
         rate = find_field("throughput_per_second").text(curve_row(trial))
         files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
         tip = "\n".join(part for part in (name, f"batch {size:,}", rate, *files) if part)
         bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,} · {rate}"))
     return Chart(
         title="Largest batch that trains",
-        summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
+        summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {best.spec.loop_name}.",
         draw=lambda width: bar_chart(bars, width, "largest batch that trains"),
         table=summary_table(max_batches),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
