@@ -9,7 +9,7 @@ import torch
 
 from castwise.errors import CastwiseError, shortened
 from castwise.records.schema import MemoryParts, TracedMemory
-from castwise.registry.techniques import hiding_operators, step_config_of
+from castwise.registry.techniques import hiding_operators
 from castwise.registry.workloads import find_workload
 from castwise.spec.memory_line import largest_batch
 from castwise.spec.trial import TrialSpec
@@ -75,12 +75,7 @@ def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) ->
                 batches = [setup.prepare(batch) for batch in batches]
             device = torch.device("cpu") if on_cpu else None
             if not found:
-                # The first step makes the optimizer's state, but not for weights that get no gradient, which users'
-                # models have. States in fewer bits are made from numbers, which is not possible where a step is traced.
-                if spec.user_model is None or step_config_of(spec.techniques).optimizer_state:
-                    step.make_optimizer_state()
-                else:
-                    trace_step(step, batches, device)
+                step(batches[0])  # makes the optimizer's state, but not for weights that get no gradient
             parts = trace_step(step, batches, device)
             found[size] = parts.model_copy(update={"workspace_bytes": _WORKSPACE_BYTES})
 

@@ -190,15 +190,6 @@ class TrainingStep(Applied):
         assert total is not None, "there is at least one batch"
         return total
 
-    def make_optimizer_state(self) -> None:
-        """Let the optimizer make its state, by a step with gradients of no meaning."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        for _ in self._weights.updates(None):
-            self.optimizer.step()
-        self._zero_grad()
-
     def within_ranges(self) -> AbstractContextManager[object]:
         """Return a context with a profiler's range around a compiled update, or loss scaling's part of a plain one."""
         if isinstance(self._update, CompiledUpdate):
