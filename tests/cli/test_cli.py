@@ -114,7 +114,7 @@ def test_a_list_has_every_row_whole(command: CommandLine, what: str, names: list
     done = command("list", what)
     assert (done.code, done.err) == (0, "")
     for name in names:
-        assert any(line.startswith(name) for line in done.out.splitlines()), name
+        assert any(line.strip().startswith(name) for line in done.out.splitlines()), name
     assert "…" not in done.out
 
 
@@ -123,6 +123,14 @@ def test_list_alone_lists_everything(command: CommandLine) -> None:
     assert done.code == 0
     for name in ("mnist-cnn", "bf16-mixed", "channels-last", "NVIDIA H200", "wrn-cifar10"):
         assert name in done.out
+
+
+def test_the_list_of_gpus_fits_a_narrow_terminal() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    listings.devices().print(console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"^  NVIDIA H200 +141 +67 +494\.5 +989\.5 +989\.5 +1979 +4\.8$", shown, re.MULTILINE)
 
 
 def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:

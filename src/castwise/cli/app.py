@@ -101,10 +101,17 @@ def list_(
     """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.cli import listings
     from castwise.show.console import result_console
+    from castwise.show.presentation import Grid
 
+    console = result_console()
     for listing in Listing if what is None else [what]:
-        make_table = getattr(listings, listing.value)
-        result_console().print(make_table(), *([""] if what is None else []), sep="\n")
+        made = getattr(listings, listing.value)()
+        if isinstance(made, Grid):
+            made.print(console)
+        else:
+            console.print(made)
+        if what is None:
+            console.print()
 
 
 @app.command(cls=HelpCommand)

@@ -8,6 +8,9 @@ from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
 from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
 from castwise.registry.workloads import WORKLOADS
+from castwise.show.fields import Field, FlatRow
+from castwise.show.presentation import Grid
+from castwise.show.table import DataTable
 from castwise.spec.types import SYNTHETIC
 
 
@@ -76,24 +79,18 @@ def gpus() -> Table:
     return table
 
 
-def devices() -> Table:
-    """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s."""
-    title = "Dense peaks of the datasheets, and products measured in PyTorch, TFLOP/s"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    table.add_column("GPU, as torch names it")
-    table.add_column("GB", justify="right")
-    for dtype in PEAK_DTYPES:
-        table.add_column(dtype, justify="right")
-    table.add_column("TB/s", justify="right")
-    table.add_column("measured fp16, bf16", justify="right")
-    table.add_column("source")
+def devices() -> Grid:
+    """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s, below their source."""
+    titles = {**dict.fromkeys(PEAK_DTYPES), "TB/s": None, "measured fp16, bf16": None}
+    columns = [Field("gpu", "GPU (TFLOP/s, dense)", wraps=True), Field("memory", "GB", "count")]
+    rows: list[FlatRow] = []
     for row in GPU_MODELS:
-        peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
-        bandwidth = _figure(row.bandwidth_bytes_per_second)
         measured = ", ".join(_figure(row.measured.get(dtype)) for dtype in ("fp16", "bf16")) if row.measured else "–"
-        memory = str(row.memory_gigabytes)
-        table.add_row(row.names[0], memory, *(_figure(value) for value in peaks), bandwidth, measured, row.source)
-    return table
+        figures = [*(_figure(peak(row, dtype)) for dtype in PEAK_DTYPES), _figure(row.bandwidth_bytes_per_second)]
+        texts = zip(titles, [*figures, measured], strict=True)
+        rows.append({"gpu": row.names[0], "memory": row.memory_gigabytes, "source": row.source, **dict(texts)})
+    table = DataTable([*columns, *(Field(title, title, "count") for title in titles)], rows)
+    return Grid(table, setting=("source",), drop_first=("measured fp16, bf16",), elsewhere="a pipe gets it")
 
 
 def suites() -> Table:
