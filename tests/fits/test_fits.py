@@ -13,7 +13,7 @@ from rich.console import Console
 import castwise
 from castwise.errors import UsageError
 from castwise.fits.options import FitsOptions
-from castwise.fits.predict import ERROR, Fit, Prediction, predict
+from castwise.fits.predict import ERROR, Fit, Loop, Prediction, predict
 from castwise.fits.render import present
 from castwise.registry.gpus import total_bytes
 from castwise.show.presentation import print_parts
@@ -116,6 +116,26 @@ def test_what_fits_is_printed_within_80_columns(tracing: FakeEngine) -> None:
     assert max(map(len, table.splitlines())) <= 80
     assert "predicted without a GPU" in table
     assert all(f"{name}\n" not in table for name in ("needs", "fits")), "it is a table, not a list of figures"
+
+
+def shown(found: Prediction) -> str:
+    out = io.StringIO()
+    print_parts(present(found).parts, Console(file=out, width=80))
+    return " ".join(out.getvalue().split())
+
+
+def test_a_largest_batch_is_printed_as_far_as_it_is_known(tracing: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = predicted(tracing, gpus=("L4",))
+    assert found.fits[0].largest() == 4398
+    assert "1.45 GiB yes about 4,400 " in shown(found)
+    monkeypatch.setattr(Loop, "error", 0.4)
+    assert "1.45 GiB yes 3,000 to 7,000 " in shown(found)
+
+
+def test_what_a_gpu_lacks_is_said_below_the_table(tracing: FakeEngine) -> None:
+    text = shown(predicted(tracing, gpus=("T4", "L4"), precisions=("fp8-tensorwise",)))
+    assert "fp8-tensorwise 1.70 GiB 1.45 GiB unsupported – " in text
+    assert text.count("fp8-tensorwise needs CUDA compute capability 8.9 or newer; T4 has 7.5") == 1
 
 
 def test_json_has_the_parts_of_each_loop(tracing: FakeEngine, command: CommandLine) -> None:

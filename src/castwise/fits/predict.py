@@ -101,11 +101,15 @@ class Fit:
         return room_of(self.gpu)
 
     @property
+    def unsupported(self) -> str:
+        """Return why the GPU cannot run the loop; empty if it can."""
+        row, hardware = find_precision(self.loop.spec.precision), Hardware(self.gpu_name, self.gpu.capability)
+        return (self.gpu.capability is not None and why_unsupported(row, hardware)) or ""
+
+    @property
     def problem(self) -> str:
         """Return why the GPU cannot run the loop, or why nothing is known of it; empty if neither."""
-        row, hardware = find_precision(self.loop.spec.precision), Hardware("it", self.gpu.capability)
-        unsupported = why_unsupported(row, hardware) if self.gpu.capability is not None else None
-        return unsupported or self.loop.problem
+        return self.unsupported or self.loop.problem
 
     @property
     def verdict(self) -> Verdict | None:

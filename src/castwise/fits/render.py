@@ -22,15 +22,19 @@ from castwise.show.presentation import Grid, Lines, Part, Presentation, paragrap
 from castwise.show.table import DataTable, json_document, plain
 from castwise.show.units import format_bytes, format_duration, format_percent
 
+_ROUGH = 1.25  # how many times its lower end the interval of a batch is, from which on it is shown itself
 _PARTS = tuple(name for name in MemoryParts.model_fields if name not in ("outside_bytes", "missing"))
 
 
-def _interval_text(row: FlatRow) -> str:
-    low, high = row["largest_batch_low"], row["largest_batch_high"]
-    if row["predicted_batch"] is None:
-        return "–"
-    text = f"{row['predicted_batch']:,}"
-    return text if low is None or high is None else f"{text} [{low:,}, {high:,}]"
+def _known_batch(row: FlatRow) -> str:
+    """Return the largest batch as far as it is known: `about 410`, and `300 to 600` if the error is large."""
+    batch, low, high = (row[name] for name in ("predicted_batch", "largest_batch_low", "largest_batch_high"))
+    if low is None or high is None or low == high:
+        return f"{batch:,}"
+    digits = -int(math.log10(high - low))
+    low, batch, high = (f"{round(each, digits):,}" for each in (low, batch, high))
+    is_rough = row["largest_batch_high"] > _ROUGH * row["largest_batch_low"]
+    return f"{low} to {high}" if is_rough else f"about {batch}"
 
 
 def _part(name: str) -> Field:
@@ -47,8 +51,9 @@ COLUMNS = (
     Field("needed_bytes", "needs", "bytes", get=lambda fit: fit.loop.needed_bytes),
     column("saved_bytes", lambda fit: fit.loop.parts and fit.loop.parts.saved_bytes, place="table"),
     Field("room_bytes", "", "bytes", get=lambda fit: fit.room_bytes, place="files"),
-    Field("fits", "fits", get=lambda fit: fit.verdict, otherwise="problem", wraps=True),
-    Field("predicted_batch", "largest batch", "count", _interval_text, get=lambda fit: fit.largest()),
+    Field("fits", "fits", get=lambda fit: fit.verdict, otherwise="unknown"),
+    Field("unknown", get=lambda fit: "unsupported" if fit.unsupported else "not known", place="table"),
+    Field("predicted_batch", "largest batch", "count", _known_batch, get=lambda fit: fit.largest()),
     Field("largest_batch_low", "", "count", get=lambda fit: fit.largest(-fit.loop.error), place="files"),
     Field("largest_batch_high", "", "count", get=lambda fit: fit.largest(fit.loop.error), place="files"),
     Field("problem", "", get=lambda fit: fit.problem or None, place="files"),
@@ -59,7 +64,7 @@ COLUMNS = (
 _SHOWN = [
     replace(each, title="activations" if each.name == "saved_bytes" else each.title)
     for each in COLUMNS
-    if each.place != "files" and each.name != "room"
+    if each.place != "files" and each.name not in ("room", "unknown")
 ]
 
 
@@ -117,7 +122,7 @@ def sentences(found: Prediction) -> list[str]:
         count, of_own = (NUM_ERRORS_OWN, " of users' models") if is_own else (NUM_ERRORS, "")
         lines.append(
             f"Of {count:,} peaks{of_own} on record (H100 and H200) 95 % lie within {_percent(found.loops[0].error)} of "
-            "what this predicts. The intervals say so; `close` means that both yes and no are within them."
+            "what this predicts. Batches are rounded to what that allows; `close`: both yes and no are possible."
         )
     if any(loop.takes_workspace for loop in found.loops):
         lines.append(
@@ -150,6 +155,8 @@ def remarks(found: Prediction) -> list[str]:
         if loop.left_out:
             lines[f"{name}: traced without {', '.join(loop.left_out)}"] = None
     for fit in found.fits:
+        if fit.unsupported:
+            lines[fit.unsupported] = None
         row = find_precision(fit.loop.spec.precision)
         if fit.gpu.capability is not None and why_emulated(row, Hardware(fit.gpu_name, fit.gpu.capability)) is not None:
             lines[f"{row.name} is emulated on {fit.gpu_name}: it runs, without the speed"] = None
