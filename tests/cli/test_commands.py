@@ -68,6 +68,7 @@ def test_the_lines_of_the_advised_row_can_be_had_alone(command: CommandLine) -> 
     assert "take bf16-mixed" in lines.err
     nothing = command.run("resnet50", "--precision", "fp32", "--lines")
     assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.error_lines[-1] == "No lines to paste: there is nothing to change."
     assert command.run("resnet50", "--lines", "--format", "json").code == 2
 
 

@@ -139,3 +139,6 @@ def _print_lines(advice: "Sequence[Advice]") -> None:
         say(item.sentence)
     if codes := dict.fromkeys(item.code for item in advice if item.code):
         print(printable("\n\n".join(codes)), flush=True)
+    else:
+        is_open = any(item.decision == "undecided" for item in advice)
+        say(f"No lines to paste: {'it is undecided what to change' if is_open else 'there is nothing to change'}.")
