@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import FakeEngine, Fault, fake_environment, fake_profile
+from fake_engine import FakeEngine, Fault, fake_environment, fake_profile, fake_spec, fake_trial
 
 import castwise
 from castwise.analysis.causes import diagnose
@@ -42,6 +42,13 @@ def test_causes_come_with_evidence_and_what_to_try(command: CommandLine) -> None
     assert lines[first + 1].startswith("    44 % of the step only moves data, most of it normalisation and ")
     assert lines[first + 2] == "    Try torch.compile, which fuses it (--techniques compile)."
     assert "Not known: no counters of the GPU: " in done.out
+
+
+def test_a_noisy_machine_is_said_as_run_says_it() -> None:
+    found = diagnose(rows_of_steps([fake_trial(fake_spec("fp32"), step_seconds=(0.1, 0.2) * 4)]))
+    assert "- noisy: fp32 (blocks spread by 67 %)" in present(found).text("markdown")
+    assert "a quiet machine, or a larger batch" in present(found, verbose=True).text("markdown")
+    assert json.loads(present(found).text("json"))["warnings"][0]["name"] == "noisy"
 
 
 @pytest.mark.parametrize("workload", [*WORKLOADS, ""])

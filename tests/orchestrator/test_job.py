@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, machin
 from castwise.errors import DataError, UsageError
 from castwise.orchestrator import job as job_module
 from castwise.orchestrator import machine as machine_module
-from castwise.orchestrator.job import Job, outlook, prepare, prepare_profiles
+from castwise.orchestrator.job import Job, outlook, prepare, prepare_profiles, profile_outlook
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Facts, Trial
@@ -146,6 +146,22 @@ def test_what_a_cpu_will_measure_is_known_before_torch_is_there(
     monkeypatch.setattr(job_module, "may_have_gpu", lambda: has_gpu)
     monkeypatch.setattr(job_module, "this_cpu", lambda: Hardware("a CPU", None, ("avx512_bf16",)))
     assert outlook(RunOptions(**asked)) == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_gpu", "said"),
+    [
+        ({}, True, "Will profile default, fp32, tf32, fp16-mixed, bf16-mixed: on an H100 each takes"),
+        ({"workloads": ("python t.py",)}, True, "Will profile your script as written, bf16-mixed: "),
+        ({"precisions": ("fp32",), "budget_seconds": 9.0}, False, "Will measure fp32 on a CPU."),
+    ],
+)
+def test_what_is_profiled_is_known_before_torch_is_there(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], has_gpu: bool, said: str
+) -> None:
+    monkeypatch.setattr(job_module, "may_have_gpu", lambda: has_gpu)
+    monkeypatch.setattr(job_module, "this_cpu", lambda: Hardware("a CPU", None, ()))
+    assert profile_outlook(WhyOptions(**asked)).startswith(said)
 
 
 def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None:

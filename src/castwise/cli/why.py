@@ -36,7 +36,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
     from castwise.analysis.result_table import rows_of_steps
     from castwise.cli.measuring import announce_notes, exit_code, measuring, say_logs, search
     from castwise.cli.output import show
-    from castwise.orchestrator.job import prepare_profiles
+    from castwise.orchestrator.job import prepare_profiles, profile_outlook
     from castwise.show.why_report import present
     from castwise.spec.typed import read_line
 
@@ -45,7 +45,7 @@ def why(options: WhyOptions, output: WhyPrintOptions) -> int:
         progress.known(job.recorded.values())
 
     with measuring(options, output) as progress:
-        job, trials = search(options, progress, prepare_profiles, announce)
+        job, trials = search(options, progress, prepare_profiles, announce, outlook=profile_outlook(options))
     typed = read_line(output.words, WhyOptions, WhyPrintOptions)
     found = diagnose(rows_of_steps(trials), typed=typed)
     left_out = left_out_of(job.specs, trials, options.precisions or ())

@@ -263,6 +263,17 @@ def _warnings(rows: Sequence[Row]) -> list[Note]:
     return notes
 
 
+def warning_lines(rows: Sequence[Row], *, in_full: bool) -> list[str]:
+    """Return all warnings of rows in full, or the first three in a line each."""
+    found = _warnings(rows)
+    return [line for each in found for line in each.details] if in_full else first_of([each.line for each in found])
+
+
+def warning_values(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return the warnings of rows for JSON, each with the row's key."""
+    return [{"key": row.trial.spec.key, **asdict(each)} for row in rows for each in warnings_of_all(row.trials)]
+
+
 def _modes(rows: Sequence[Row]) -> list[Note]:
     """Return a note for each configuration some of whose processes are in another mode, or how likely none was seen."""
     found = {row: words for row in rows if (words := strays_in_words(row.trials))}

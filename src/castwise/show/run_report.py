@@ -31,7 +31,7 @@ from castwise.show.fields import (
     values_of,
     worth_showing,
 )
-from castwise.show.notes import MORE, cost_lines, costs, headline, machine_line, note_lines, remarks
+from castwise.show.notes import MORE, cost_lines, costs, headline, machine_line, note_lines, remarks, warning_values
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, competing_by, json_document, json_records, plain, short_table_of
 
@@ -260,7 +260,7 @@ def document(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | Non
     ]
     found = json_document(
         rows=[plain(in_files(COLUMNS), flat_row(row)) for row in rows],
-        warnings=[{"key": row.trial.spec.key, **asdict(each)} for row in rows for each in warnings_of_all(row.trials)],
+        warnings=warning_values(rows),
         advice=advised,
         trials=json_records(trial for row in rows for trial in row.trials),
     )

@@ -14,7 +14,7 @@ from castwise.registry.kernel_classes import PRODUCTS, short_name
 from castwise.registry.precisions import DEFAULT
 from castwise.registry.techniques import join
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
-from castwise.show.notes import headline, machine_line
+from castwise.show.notes import headline, machine_line, warning_lines, warning_values
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
 from castwise.show.table import DataTable, json_document, short_table_of
 from castwise.show.units import format_ratio, format_seconds
@@ -208,7 +208,8 @@ def present(
     if left := [row.precision for row in rows if row.precision in known]:
         parts.append(Lines([f"{', '.join(left)}: with --verbose"]))
     failures = [f"{_name_of(each.spec)}: {each.status}: {each.reason}" for each in left_out]
-    parts += [Lines(failures, "red"), Lines(remarks(diagnoses), "yellow")]
+    doubts = [*remarks(diagnoses), *warning_lines(rows, in_full=verbose)]
+    parts += [Lines(failures, "red"), Lines(doubts, "yellow")]
     if beside := gpus_table(diagnoses):
         grid = Grid(beside, setting=_SETTING, elsewhere=_IN_JSON)
         parts += [paragraph(GPUS_TITLE, gap=True), grid, Lines(gpus_lines(diagnoses))]
@@ -268,7 +269,8 @@ def kernel_lines(found: Diagnosis) -> list[str]:
 def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
     """Return what `castwise why --format json` prints: shares of the step's time, 0 to 1, and causes in order.
 
-    `left_out` has the configurations that were not timed, each with its status and the reason.
+    `warnings` are those of `castwise run`. `left_out` has the configurations that were not timed, each with its status
+    and the reason.
     """
     figures = ("precision", "techniques", "batch_size", "step_seconds", "default_speedup", "speedup")
     found = [
@@ -294,4 +296,4 @@ def document(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()) -
         | {"status": each.status, "reason": each.reason}
         for each in left_out
     ]
-    return json_document(diagnoses=found, left_out=others)
+    return json_document(diagnoses=found, warnings=warning_values([each.row for each in diagnoses]), left_out=others)
