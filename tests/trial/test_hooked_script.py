@@ -656,6 +656,18 @@ for _ in range(3): Trainer().update(augment(torch.randn(7, 3)))
         "plain": "while True: step()",
         "allows-bf16-products": "torch.set_float32_matmul_precision('medium')\nwhile True: step()",
         "casts": "with torch.autocast('cpu', torch.bfloat16):\n    while True: step()",
+        "casts-in-lightning": """
+import types
+class Strategy:
+    def training_step(self):
+        with torch.autocast("cpu", torch.bfloat16): return w(torch.randn(5, 3)).sum()
+    validation_step = test_step = predict_step = training_step
+sys.modules["pytorch_lightning.strategies.strategy"] = types.SimpleNamespace(Strategy=Strategy)
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+while True:
+    Strategy().training_step().backward()
+    optimizer.step()
+""",
         "casts-within-compiled-code": """
 @torch.compile(backend="eager")
 def loss(x):
@@ -1162,6 +1174,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
         ("plain", "default fp32"),
         ("allows-bf16-products", ""),
         ("casts", "bf16-mixed"),
+        ("casts-in-lightning", "bf16-mixed"),
         ("casts-within-compiled-code", ""),
         ("scales", ""),
         ("converts", "bf16-true"),

@@ -576,7 +576,12 @@ class ScriptHooks:
             return batch
 
     def _follow_lightning(self) -> None:
-        """Let Lightning's steps run in the precision from their begin to their end, as its own has it."""
+        """Let Lightning's steps run in the precision from their begin to their end, as its own has it.
+
+        As written they are left alone: they switch autocast on themselves, before they call the model.
+        """
+        if self.precision.row.name == AS_WRITTEN:
+            return
         for name in _STRATEGIES - self._followed & set(sys.modules):
             self._followed.add(name)
             for step in ("training_step", "validation_step", "test_step", "predict_step"):
