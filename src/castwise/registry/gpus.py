@@ -46,7 +46,12 @@ def _row(
     teraflops: tuple[float | None, ...],
     source: str,
 ) -> GpuModel:
-    """Return a row from figures in the datasheets' units; teraflops are those of PEAK_DTYPES."""
+    """Return a row from figures in the datasheets' units; teraflops are those of PEAK_DTYPES.
+
+    Drivers from before Ada leave out the "NVIDIA".
+    """
+    if isinstance(capability, tuple) and capability < (8, 9):
+        names = tuple(dict.fromkeys([*names, *(each.removeprefix("NVIDIA ") for each in names)]))
     bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
     name = f"{names[0]}, {memory_gigabytes} GB"
     return GpuModel(
@@ -96,8 +101,7 @@ def _chip(
     bandwidth_gigabytes_per_second: float,
 ) -> GpuModel:
     """Return the row of a card by its multiprocessors and boost clock."""
-    full = f"{line.prefix} {name}"
-    names = (f"NVIDIA {full}", full) if line.capability < (8, 9) else (f"NVIDIA {full}",)
+    names = (f"NVIDIA {line.prefix} {name}",)
     rates = tuple(None if rate is None else rate * multiprocessors * megahertz / 1e6 for rate in line.per_clock)
     source = f"multiprocessors, boost clock: TechPowerUp, 2025-12; rates a clock: NVIDIA {line.whitepaper} whitepaper"
     return _row(names, line.capability, memory_gigabytes, bandwidth_gigabytes_per_second, rates, source)
@@ -260,44 +264,23 @@ GPU_MODELS: tuple[GpuModel, ...] = (
     _chip(_RTX_40, "4060 Ti", 34, 2535, 16, 288),
     _chip(_RTX_40, "4060 Ti", 34, 2535, 8, 288),
     _chip(_RTX_40, "4060", 24, 2460, 8, 272),
-    _row(
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM-80GB", "A100-SXM4-80GB", "A100-SXM-80GB"),
-        (8, 0),
-        80,
-        2039,
-        (19.5, 156, 312, 312, None),
-        _A100,
-    ),
+    _row(("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM-80GB"), (8, 0), 80, 2039, (19.5, 156, 312, 312, None), _A100),
     _row(("NVIDIA A100 80GB PCIe",), (8, 0), 80, 1935, (19.5, 156, 312, 312, None), _A100),
-    _row(
-        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
-        (8, 0),
-        40,
-        1555,
-        (19.5, 156, 312, 312, None),
-        _A100,
-    ),
+    _row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0), 40, 1555, (19.5, 156, 312, 312, None), _A100),
     _row(("NVIDIA A800-SXM4-80GB",), (8, 0), 80, 2039, (19.5, 156, 312, 312, None), _A800),
     _row(("NVIDIA A800 80GB PCIe",), (8, 0), 80, 1935, (19.5, 156, 312, 312, None), _A800),
     _row(("NVIDIA A30",), (8, 0), 24, 933, (10.3, 82, 165, 165, None), _A30),
-    _row(("NVIDIA A40", "A40"), (8, 6), 48, 696, (37.4, 74.8, 149.7, 149.7, None), _A40),
+    _row(("NVIDIA A40",), (8, 6), 48, 696, (37.4, 74.8, 149.7, 149.7, None), _A40),
     _row(("NVIDIA A10",), (8, 6), 24, 600, (31.2, 62.5, 125, 125, None), _A10),
     _row(("NVIDIA A10G",), (8, 6), 24, 600, (35, 35, 70, 70, None), _A10G),
-    _row(("NVIDIA RTX A6000", "RTX A6000"), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), _GA102),
+    _row(("NVIDIA RTX A6000",), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), _GA102),
     _chip(_RTX_A, "A5000", 64, 1695, 24, 768),
     _chip(_RTX_A, "A4500", 56, 1650, 20, 640),
     _chip(_RTX_A, "A4000", 48, 1560, 16, 448),
     _chip(_RTX_A, "A2000 12GB", 26, 1200, 12, 288),
     _chip(_RTX_A, "A2000", 26, 1200, 6, 288),
     _chip(_RTX_30, "3090 Ti", 84, 1860, 24, 1008),
-    _row(
-        ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"),
-        (8, 6),
-        24,
-        936,
-        (35.6, 35.6, 71, 71, None),
-        _GA102,
-    ),
+    _row(("NVIDIA GeForce RTX 3090",), (8, 6), 24, 936, (35.6, 35.6, 71, 71, None), _GA102),
     _chip(_RTX_30, "3080 Ti", 80, 1665, 12, 912),
     _chip(_RTX_30, "3080", 70, 1710, 12, 912),
     _chip(_RTX_30, "3080", 68, 1710, 10, 760),
@@ -307,15 +290,8 @@ GPU_MODELS: tuple[GpuModel, ...] = (
     _chip(_RTX_30, "3060", 28, 1777, 12, 360),
     _chip(_RTX_30, "3060", 28, 1777, 8, 240),
     _row(("Tesla T4",), (7, 5), 16, 320, (8.1, None, 65, None, None), _T4),
-    _row(("NVIDIA TITAN RTX", "TITAN RTX"), (7, 5), 24, 672, (16.3, None, 130.5, None, None), _TITAN_RTX),
-    _row(
-        ("NVIDIA GeForce RTX 2080 Ti", "GeForce RTX 2080 Ti"),
-        (7, 5),
-        11,
-        616,
-        (13.4, None, 53.8, None, None),
-        _TURING,
-    ),
+    _row(("NVIDIA TITAN RTX",), (7, 5), 24, 672, (16.3, None, 130.5, None, None), _TITAN_RTX),
+    _row(("NVIDIA GeForce RTX 2080 Ti",), (7, 5), 11, 616, (13.4, None, 53.8, None, None), _TURING),
     _chip(_RTX_20, "2080 SUPER", 48, 1815, 8, 496),
     _chip(_RTX_20, "2080", 46, 1710, 8, 448),
     _chip(_RTX_20, "2070 SUPER", 40, 1770, 8, 448),
@@ -335,14 +311,7 @@ GPU_MODELS: tuple[GpuModel, ...] = (
     _row(("Tesla P100-PCIE-16GB",), (6, 0), 16, 732, (9.3, None, 18.7, None, None), _P100_PCIE),
     _row(("Tesla P100-PCIE-12GB",), (6, 0), 12, 549, (9.3, None, 18.7, None, None), _P100_PCIE),
     # The whitepaper prints no float16 rate for it.
-    _row(
-        ("NVIDIA GeForce GTX 1080 Ti", "GeForce GTX 1080 Ti"),
-        (6, 1),
-        11,
-        484,
-        (11.3, None, None, None, None),
-        _TURING,
-    ),
+    _row(("NVIDIA GeForce GTX 1080 Ti",), (6, 1), 11, 484, (11.3, None, None, None, None), _TURING),
     _row(("Tesla K80",), (3, 7), 12, 240, (4.365, None, None, None, None), _K80),
     _row(("AMD Instinct MI355X",), "gfx950", 288, 8000, (157.3, None, 2516.6, 2516.6, 5033.2), _MI355X),
     _row(("AMD Instinct MI350X",), "gfx950", 288, 8000, (144.2, None, 2309.6, 2309.6, 4614), _MI350X),
