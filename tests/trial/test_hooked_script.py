@@ -668,6 +668,13 @@ while True:
     Strategy().training_step().backward()
     optimizer.step()
 """,
+        "casts-where-prepared": """
+net = torch.nn.Sequential(w)
+net._is_accelerate_prepared, net.forward = True, torch.autocast("cpu", torch.bfloat16)(net.forward)
+while True:
+    net(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+""",
         "casts-within-compiled-code": """
 @torch.compile(backend="eager")
 def loss(x):
@@ -1175,6 +1182,7 @@ def test_a_script_that_cannot_be_measured_is_told_why(answers, script, words):
         ("allows-bf16-products", ""),
         ("casts", "bf16-mixed"),
         ("casts-in-lightning", "bf16-mixed"),
+        ("casts-where-prepared", "bf16-mixed"),
         ("casts-within-compiled-code", ""),
         ("scales", ""),
         ("converts", "bf16-true"),

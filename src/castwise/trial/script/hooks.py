@@ -220,6 +220,9 @@ class ScriptHooks:
         takes_hooks = module._compiled_call_impl is None  # else they would be compiled
         if takes_hooks:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
+        if takes_hooks and self.precision.row.name == AS_WRITTEN and _is_prepared(module):
+            # Its parts are called in its own autocast, which `enter_model` notes.
+            self._input_hooks += [part.register_forward_pre_hook(_enter_model) for part in module.children()]
         if self.precision.row.autocast_dtype is None:
             return
         if takes_hooks:
@@ -271,13 +274,18 @@ class ScriptHooks:
                 self._note_batch("model", _num_samples_of_call(args), tensors)
                 if self._is_looking and not self.uses_loader:
                     self._note_padding(args)
-        is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         if is_kerass(module):  # it has its policy
             narrow = self.precision.row.autocast_dtype
             self.precision.autocast.has_been_on |= narrow is not None and getattr(module, "compute_dtype", "") == narrow
             return
-        if (is_in_training or module in self._always or _is_prepared(module)) and self.precision.autocast.enter():
+        if self._is_in_autocast(module, is_trained=is_trained) and self.precision.autocast.enter():
             self._left_with = module
+
+    def _is_in_autocast(self, module: nn.Module, *, is_trained: bool) -> bool:
+        if _is_prepared(module):
+            return self.precision.row.name != AS_WRITTEN  # as written it is in its own, which its parts note
+        is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
+        return is_in_training or module in self._always
 
     def _note_batch(self, where: str, num_samples: int, tensors: Sequence[Tensor], others: int = 0) -> None:
         self._samples[where] += num_samples
