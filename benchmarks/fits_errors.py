@@ -3,8 +3,8 @@
     python benchmarks/fits_errors.py --out benchmarks/records/fits/DATE.json [--only NAME]
 
 Each workload is traced, in each precision and loop, at the smallest and the largest batch that records have, with
-checkpoints at all, and at two sizes if they have one. What is in the file is not traced again. `fits_tables.py`
-compares the predictions with the records.
+checkpoints at all, and at two sizes if they have one; scripts (`--only python`) at their own. What is in the file is
+not traced again. `fits_tables.py` compares the predictions with the records.
 """
 
 import argparse
@@ -24,8 +24,11 @@ from castwise.records.store import load_folder
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
+from castwise.spec.user_model import UserModel
 
 BENCHMARKS = Path(__file__).resolve().parent
+# Scripts of benchmarks/records/causes/scripts-h200 and script_masters; those of other folders need what is not here.
+_FOLDERS = (BENCHMARKS / "cause_scripts", BENCHMARKS.parent / "tests" / "training_scripts")
 _TIMEOUT_SECONDS = 1800.0
 
 
@@ -41,8 +44,15 @@ def _can_be_predicted(trial: Trial) -> bool:
     spec = trial.spec
     if trial.status not in ("ok", "diverged") or spec.device_type != "cuda" or spec.world_size > 1:
         return False
-    is_eager = spec.kind == "steady" and not spec.is_script and not hiding_operators(spec.techniques)
-    return is_eager and bool(held_bytes(trial))
+    if spec.is_script and (spec.user_model is None or spec.user_model.launcher or _file_of(spec.user_model) is None):
+        return False
+    return spec.kind == "steady" and not hiding_operators(spec.techniques) and bool(held_bytes(trial))
+
+
+def _file_of(model: UserModel) -> Path | None:
+    """Return a user's file, whose folder records do not have; None if it is not among those here."""
+    folders = _FOLDERS if model.kind == "script" else (BENCHMARKS,)
+    return next((folder / model.path for folder in folders if (folder / model.path).exists()), None)
 
 
 def loop_of(spec: TrialSpec) -> tuple[str, str, str]:
@@ -54,7 +64,7 @@ def _spec_to_trace(spec: TrialSpec) -> TrialSpec:
     spec = spec.model_copy(update={"data_set": SYNTHETIC})
     if spec.user_model is None:
         return spec
-    path = str(BENCHMARKS / spec.user_model.path)
+    path = str(_file_of(spec.user_model))
     return spec.model_copy(update={"user_model": spec.user_model.model_copy(update={"path": path, "digest": ""})})
 
 

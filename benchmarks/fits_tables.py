@@ -55,7 +55,8 @@ def loops() -> dict[tuple[str, str, str], Loop]:
             key = (each["workload"], each["precision"], each["techniques"])
             if "batches" in each and key in specs:
                 known = layers.get(each["workload"], ("convolution",) if "resnet" in each["workload"] else ())
-                memory = TracedMemory(batches=each["batches"], layers=known, needs_values=each.get("needs_values", ""))
+                told = {name: each[name] for name in ("needs_values", "guesses", "compiling") if name in each}
+                memory = TracedMemory(batches=each["batches"], layers=known, **told)
                 found[key] = Loop(specs[key].spec, memory)
     return found
 
@@ -78,8 +79,16 @@ def held(trial: Trial) -> int:
 
 
 def apart() -> tuple[list[Peak], list[Peak]]:
-    """Return the peaks without, and those with, float32 convolutions for which cuDNN takes what is free."""
-    return [p for p in peaks() if not p.loop.takes_workspace], [p for p in peaks() if p.loop.takes_workspace]
+    """Return the peaks without, and with, float32 convolutions for which cuDNN takes what is free; no scripts'."""
+    own = [peak for peak in peaks() if not peak.trial.spec.is_script]
+    return [p for p in own if not p.loop.takes_workspace], [p for p in own if p.loop.takes_workspace]
+
+
+def of_scripts() -> tuple[list[Peak], list[Peak]]:
+    """Return the peaks of scripts that compile nothing, and of those that do."""
+    own = [(peak, peak.loop.memory) for peak in peaks() if peak.trial.spec.is_script]
+    eager = [peak for peak, memory in own if memory is not None and not memory.compiling]
+    return eager, [peak for peak, memory in own if memory is not None and memory.compiling]
 
 
 def quantile(own: Iterable[Peak]) -> float:
@@ -98,10 +107,11 @@ def _signed(log_error: float) -> str:
 
 def errors_by_workload() -> list[str]:
     """Return a table of the errors of each workload: mean, worst, and by precision."""
-    names = [row.name for row in PRECISIONS if any(peak.trial.spec.precision == row.name for peak in peaks())]
+    found = [peak for group in apart() for peak in group]
+    names = [row.name for row in PRECISIONS if any(peak.trial.spec.precision == row.name for peak in found)]
     rows = []
-    for workload in dict.fromkeys(sorted(peak.trial.spec.workload for peak in peaks())):
-        own = [peak for peak in peaks() if peak.trial.spec.workload == workload]
+    for workload in dict.fromkeys(sorted(peak.trial.spec.workload for peak in found)):
+        own = [peak for peak in found if peak.trial.spec.workload == workload]
         cells = []
         for name in names:
             errors = [peak.log_error for peak in own if peak.trial.spec.precision == name]
@@ -119,22 +129,49 @@ def summary() -> list[str]:
     """Return the errors in sentences."""
     plain, wide = apart()
     gpus = dict.fromkeys(peak.trial.environment.gpu for peak in peaks())
-    lines = []
-    for own, what in (
-        (plain, "All peaks but those of float32 convolutions without TF32"),
-        (wide, "Float32 convolutions without TF32"),
-        ([p for p in plain if p.trial.environment.gpu == "NVIDIA H200"], "Of the first, those on an H200"),
-        ([p for p in plain if "checkpoint" in loop_of(p.trial.spec)[2]], "Of the first, those with checkpoints"),
-        ([p for p in plain if p.trial.spec.user_model is not None], "Of the first, models of a user's file"),
-    ):
-        worst = max(own, key=lambda peak: abs(peak.log_error))
-        at = f"{' '.join(filter(None, loop_of(worst.trial.spec)))} at batch {worst.trial.spec.batch_size:,}"
-        lines.append(
-            f"- {what}: n = {len(own)}, mean error {_mean(own)}, worst {_signed(worst.log_error)} ({at}), 95 % within "
-            f"{_percent(quantile(own))}."
+    lines = [
+        errors_of(own, what)
+        for own, what in (
+            (plain, "All peaks but those of float32 convolutions without TF32"),
+            (wide, "Float32 convolutions without TF32"),
+            ([p for p in plain if p.trial.environment.gpu == "NVIDIA H200"], "Of the first, those on an H200"),
+            ([p for p in plain if "checkpoint" in loop_of(p.trial.spec)[2]], "Of the first, those with checkpoints"),
+            ([p for p in plain if p.trial.spec.user_model is not None], "Of the first, models of a user's file"),
         )
+    ]
     torch = sorted({peak.trial.environment.torch for peak in peaks()})
-    return [f"{len(peaks())} peaks, {', '.join(map(str, gpus))}, torch {', '.join(torch)}:", "", *lines]
+    count = len(plain) + len(wide)
+    return [f"{count} peaks, {', '.join(map(str, gpus))}, torch {', '.join(torch)}:", "", *lines]
+
+
+def errors_of(own: Sequence[Peak], what: str) -> str:
+    worst = max(own, key=lambda peak: abs(peak.log_error))
+    at = f"{' '.join(filter(None, loop_of(worst.trial.spec)))} at batch {worst.trial.spec.batch_size:,}"
+    return (
+        f"- {what}: n = {len(own)}, mean error {_mean(own)}, worst {_signed(worst.log_error)} ({at}), 95 % within "
+        f"{_percent(quantile(own))}."
+    )
+
+
+_FAR = math.log(1.05)
+
+
+def summary_of_scripts() -> list[str]:
+    """Return the errors of scripts in sentences, with those that are far off, and how many could not be traced."""
+    eager, compiled = of_scripts()
+    traced = {loop_of(peak.trial.spec) for peak in (*eager, *compiled)}
+    refused = {loop_of(trial.spec) for trial in measured() if trial.spec.is_script} - traced
+    far = sorted((peak for peak in eager if abs(peak.log_error) > _FAR), key=lambda peak: -abs(peak.log_error))
+    named = [
+        f"{peak.trial.spec.workload.split()[1]} {_signed(peak.log_error)} of {peak.measured_bytes / 2**30:.1f} GiB"
+        for peak in far
+    ]
+    return [
+        errors_of(eager, "Eager scripts"),
+        errors_of(compiled, "Scripts that compile"),
+        f"- Refused: {len(refused)} of {len(traced) + len(refused)}. Eager ones that are off by more than 5 %: "
+        f"{', '.join(named)}.",
+    ]
 
 
 def largest() -> str:

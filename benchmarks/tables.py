@@ -389,6 +389,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "parameter_bytes": max_batch_tables.parameter_bytes,
     "little_memory": lambda _: max_batch_tables.little_memory(RECORDS / "little_memory"),
     "fits_errors": lambda _: "\n".join(fits_tables.summary()) + f"\n- {fits_tables.largest()}\n",
+    "fits_scripts": lambda _: "\n".join([*fits_tables.summary_of_scripts(), ""]),
     "fits_workloads": lambda _: "\n".join([*fits_tables.errors_by_workload(), ""]),
     "scripts": script_agreement.table,
     "real_packages": real_packages.table,

@@ -435,6 +435,9 @@ def test_the_intervals_of_fits_are_those_of_its_errors_on_record() -> None:
     assert fits_tables.quantile(plain) == pytest.approx(predict.ERROR, abs=1e-4)
     own = [peak for peak in plain if peak.trial.spec.user_model is not None]
     assert (len(own), fits_tables.quantile(own)) == (predict.NUM_ERRORS_OWN, pytest.approx(predict.ERROR_OWN, abs=1e-4))
+    eager, _ = fits_tables.of_scripts()
+    errors = len(eager), fits_tables.quantile(eager)
+    assert errors == (predict.NUM_ERRORS_SCRIPTS, pytest.approx(predict.ERROR_SCRIPTS, abs=1e-4))
     assert fits_tables.quantile(wide) == pytest.approx(predict.ERROR_FP32_CONVOLUTIONS, abs=1e-4)
     checkpointed = [peak for peak in plain if "checkpointing" in fits_tables.loop_of(peak.trial.spec)[2]]
     assert max(abs(peak.log_error) for peak in checkpointed) < 0.05

@@ -165,7 +165,7 @@ def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:
         *(
             (
                 (name, "--", "python", "early.py"),
-                "'python early.py' is a script. This command takes none; castwise run, why and tune do.",
+                "'python early.py' is a script. castwise run, why, tune and fits take one.",
             )
             for name in ("max-batch", "accuracy")
         ),

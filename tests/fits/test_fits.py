@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 import castwise
 from castwise.errors import UsageError
 from castwise.fits.options import FitsOptions
-from castwise.fits.predict import ERROR, Fit, Loop, Prediction, predict
+from castwise.fits.predict import ERROR, ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS, Fit, Loop, Prediction, predict
 from castwise.fits.render import present
 from castwise.registry.gpus import total_bytes
 from castwise.show.presentation import print_parts
@@ -153,3 +154,39 @@ def test_the_function_predicts_what_the_command_does(tracing: FakeEngine) -> Non
     assert "\n" not in repr(found)
     assert "<table>" in found._repr_html_()
     assert len(tracing.traced) == 2
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "train.py"
+    file.write_text("import torch\n")
+    return f"python {file}"
+
+
+def test_a_script_is_traced_at_its_own_batch_without_being_run(tracing: FakeEngine, script: str) -> None:
+    found = predicted(tracing, workload=script, techniques=None, gpus=("L4", "H100"))
+    assert [loop.spec.precision for loop in found.loops] == ["as-written", "bf16-mixed"]
+    assert {fit.loop.spec.batch_size for fit in found.fits} == {1}
+    assert {fit.verdict for fit in found.fits} == {"yes"}
+    assert len(tracing.traced) == 2
+    assert found.loops[0].known_errors == (ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS)
+    out = io.StringIO()
+    print_parts(present(found).parts, Console(file=out, width=80))
+    assert "largest" not in out.getvalue()
+    assert "castwise run -- python train.py" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"batch_size": 8}, "has one itself"), ({"precisions": ("fp8-tensorwise",)}, "cannot be given fp8-tensorwise")],
+)
+def test_what_a_script_cannot_be_given_is_refused(
+    tracing: FakeEngine, script: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        predicted(tracing, workload=script, **options)
+
+
+def test_a_script_s_launcher_is_refused(tracing: FakeEngine, script: str) -> None:
+    with pytest.raises(UsageError, match="without its launcher"):
+        predicted(tracing, workload=script.replace("python", "torchrun --nproc-per-node 2"))

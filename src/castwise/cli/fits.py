@@ -8,6 +8,7 @@ Examples:
 
     castwise fits resnet50                              on some usual GPUs
     castwise fits train_me.py:build --gpu "RTX 4090,L4,H100"
+    castwise fits --gpu "L4,H100" -- python train.py    your training script as it is
     castwise fits gpt2 --gpu A100 --batch-size 64 --precision bf16-mixed
     castwise fits gpt2 --precision bf16-mixed --optimizer-state fp32,8-bit
 """

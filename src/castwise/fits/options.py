@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, Model, OptimizerStates, Option, Techniques
+from castwise.spec.options import COUNT, DURATION, ModelOrScript, OptimizerStates, Option, Techniques
 
 DEFAULT_GPUS = ("L4", "RTX 4090", "A100-SXM4-80GB", "H100")
 DEFAULT_PRECISIONS = ("fp32", "fp16-mixed", "bf16-mixed")
@@ -14,7 +14,7 @@ DEFAULT_TECHNIQUES = ("none", "activation-checkpointing")
 class FitsOptions:
     """What `castwise fits` predicts; None is what suits."""
 
-    workload: Model
+    workload: ModelOrScript
     gpus: Annotated[
         tuple[str, ...] | None,
         Option(
@@ -26,7 +26,7 @@ class FitsOptions:
     precisions: Annotated[
         tuple[str, ...] | None,
         Option(
-            f"Precisions, comma-separated. Default: {', '.join(DEFAULT_PRECISIONS)}.",
+            f"Precisions, comma-separated. Default: {', '.join(DEFAULT_PRECISIONS)}; a script's own comes first.",
             keyword="precision",
             completion="precisions",
         ),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,12 +23,14 @@ from castwise.registry.techniques import hiding_operators
 from castwise.spec.memory_line import largest_batch, needed_bytes
 from castwise.spec.options import RunOptions
 from castwise.spec.trial import TrialSpec
+from castwise.spec.user_model import is_script
 
 # The 95 % quantile of the absolute log errors, and their number. Source: docs/fits.md, which benchmarks/fits_tables.py
 # makes; a test compares them. Convolutions in float32 without TF32 stand apart: cuDNN takes workspace for them as long
 # as memory is free, and does without it near the limit.
 ERROR, NUM_ERRORS = 0.0352, 466
 ERROR_OWN, NUM_ERRORS_OWN = 0.4235, 25  # of these, models of a user's file
+ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS = 0.1744, 82  # that compile nothing
 ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4051, 45
 # The second batch that is traced is so many times the first: small batches peak elsewhere in a step.
 _APART = 8
@@ -63,7 +65,14 @@ class Loop:
     @property
     def error(self) -> float:
         """Return how far off the prediction may be, as the 95 % quantile of known log errors."""
-        return ERROR if self.spec.user_model is None else ERROR_OWN
+        return self.known_errors[0]
+
+    @property
+    def known_errors(self) -> tuple[float, int]:
+        """Return that quantile, and the number of the errors."""
+        if self.spec.is_script:
+            return ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS
+        return (ERROR, NUM_ERRORS) if self.spec.user_model is None else (ERROR_OWN, NUM_ERRORS_OWN)
 
     @property
     def is_rough(self) -> bool:
@@ -155,16 +164,19 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
     """
     began = time.perf_counter()
     gpus = tuple(dict.fromkeys(gpu for name in request.gpus or DEFAULT_GPUS for gpu in _apart(gpus_named(name))))
+    of_script = is_script(request.workload)
     options = RunOptions(
         workloads=(request.workload,),
         precisions=request.precisions or DEFAULT_PRECISIONS,
         batch_sizes=None if request.batch_size is None else (request.batch_size,),
-        techniques=request.techniques or DEFAULT_TECHNIQUES,
+        techniques=request.techniques or (None if of_script else DEFAULT_TECHNIQUES),
         optimizer_states=request.optimizer_states,
         timeout_seconds=request.timeout_seconds,
     )
     machine = find_machine("cpu", None, ())
-    specs = planned_specs(options, machine)[1]
+    specs = planned_specs(options, machine, runs_scripts=False)[1]
+    if specs[0].user_model is not None and specs[0].user_model.launcher:
+        raise UsageError("A script is traced on one GPU, without its launcher: castwise fits -- python train.py")
     rooms = sorted({room_of(gpu) for gpu in gpus})
     rooms = rooms if len(rooms) < 3 else [rooms[0], rooms[-1]]
 
@@ -176,6 +188,8 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
         loops = tuple(pool.map(trace, specs))
     if all(loop.memory is None for loop in loops):
         raise UsageError(loops[0].problem)
+    if of_script:
+        loops = _at_batch_of_script(loops)
     if request.techniques is None:  # a model may have no blocks to checkpoint: nobody asked for it
         loops = tuple(loop for loop in loops if loop.memory is not None or not loop.spec.techniques)
     return Prediction(loops, gpus, time.perf_counter() - began)
@@ -190,6 +204,18 @@ def trace_loop(engine: Engine, spec: TrialSpec, rooms: Sequence[int], limit_seco
             return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms)))
         except TrialFailedError as failure:
             return Loop(spec, None, failure.message)
+
+
+def _at_batch_of_script(loops: Sequence[Loop]) -> tuple[Loop, ...]:
+    """Return a script's loops at the batch that the first of them has shown to be a step's."""
+    size = next(iter(next(loop.memory.batches for loop in loops if loop.memory is not None)))
+
+    def at_size(loop: Loop) -> Loop:
+        parts = None if loop.memory is None else next(iter(loop.memory.batches.values()))
+        memory = loop.memory and loop.memory.model_copy(update={"batches": {size: parts}})
+        return replace(loop, spec=loop.spec.model_copy(update={"batch_size": size}), memory=memory)
+
+    return tuple(map(at_size, loops))
 
 
 def _apart(gpus: Sequence[GpuModel]) -> list[GpuModel]:

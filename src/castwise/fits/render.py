@@ -7,9 +7,7 @@ from typing import Any
 
 from castwise.fits.predict import (
     ERROR_FP32_CONVOLUTIONS,
-    NUM_ERRORS,
     NUM_ERRORS_FP32_CONVOLUTIONS,
-    NUM_ERRORS_OWN,
     Loop,
     Prediction,
 )
@@ -72,13 +70,15 @@ def present(found: Prediction, *, wide: bool = False) -> Presentation:
     spec = found.loops[0].spec
     rows: list[FlatRow] = [values_of(COLUMNS, fit) for fit in found.fits]
     where = f" on {rows[0]['room']}" if len(found.gpus) == 1 else ""
+    # A script has the one batch that it is written for.
+    shown = [each for each in _SHOWN if not (spec.is_script and each.name == "predicted_batch")]
     known = [loop for loop in found.loops if loop.parts is not None]
     alike = [loop for loop in known if wide or loop.spec.techniques == spec.techniques]
     where_it_goes: list[Part] = [paragraph("Where it goes", gap=True), Grid(_parts_table(alike))] if alike else []
     return Presentation(
         [
             paragraph(f"Memory of {spec.workload} at batch {spec.batch_size}{where}, predicted without a GPU"),
-            Grid(DataTable(_SHOWN, rows), setting=("room",), drop_first=("saved_bytes",)),
+            Grid(DataTable(shown, rows), setting=("room",), drop_first=("saved_bytes",)),
             *where_it_goes,
             Lines(sentences(found), is_list=False, gap=True),
             Lines(remarks(found), "yellow"),
@@ -94,7 +94,7 @@ def document(found: Prediction) -> dict[str, Any]:
         workload=found.loops[0].spec.workload,
         fits=[plain(in_files(COLUMNS), values_of(COLUMNS, fit)) for fit in found.fits],
         error=found.loops[0].error,
-        num_errors=NUM_ERRORS if found.loops[0].spec.user_model is None else NUM_ERRORS_OWN,
+        num_errors=found.loops[0].known_errors[1],
         sentences=sentences(found),
         remarks=remarks(found),
         seconds=found.seconds,
@@ -116,13 +116,14 @@ def _parts_table(loops: Sequence[Loop]) -> DataTable[FlatRow]:
 
 def sentences(found: Prediction) -> list[str]:
     """Return what the figures stand for."""
-    lines = []
+    lines, spec = [], found.loops[0].spec
     if any(loop.memory is not None and not loop.memory.needs_values for loop in found.loops):
-        is_own = found.loops[0].spec.user_model is not None
-        count, of_own = (NUM_ERRORS_OWN, " of users' models") if is_own else (NUM_ERRORS, "")
+        whose = " of scripts" if spec.is_script else " of users' models" if spec.user_model is not None else ""
         lines.append(
-            f"Of {count:,} peaks{of_own} on record (H100 and H200) 95 % lie within {_percent(found.loops[0].error)} of "
-            "what this predicts. Batches are rounded to what that allows; `close`: both yes and no are possible."
+            f"Of {found.loops[0].known_errors[1]:,} peaks{whose} on record (H100 and H200) 95 % lie within "
+            f"{_percent(found.loops[0].error)} of what this predicts. "
+            + "Batches are rounded to what that allows. " * (not spec.is_script)
+            + "`close`: both yes and no are possible."
         )
     if any(loop.takes_workspace for loop in found.loops):
         lines.append(
@@ -135,7 +136,8 @@ def sentences(found: Prediction) -> list[str]:
             f"Assumed: the memory that a driver leaves of {', '.join(assumed)}. On all GPUs "
             f"{format_bytes(CONTEXT_BYTES)} are left for the CUDA context, and 1 % for fragmentation."
         )
-    lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: castwise max-batch")
+    try_it = f"castwise run -- {spec.workload}" if spec.is_script else "castwise max-batch"
+    lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: {try_it}")
     return lines
 
 
@@ -150,8 +152,11 @@ def remarks(found: Prediction) -> list[str]:
             sizes = " and ".join(map(str, sorted(loop.memory.batches)))
             why = loop.memory.needs_values
             lines[f"{name}: from steps of {sizes} samples on the CPU, whose error is not known ({why})"] = None
-        for line in () if loop.memory is None else loop.memory.guesses:
-            lines[f"{line} reads a value, which is not known: a number counts as 1, a truth value as False"] = None
+        if loop.memory is not None and (guesses := loop.memory.guesses):
+            verb = "reads a value, which is" if len(guesses) == 1 else "read values, which are"
+            lines[f"{', '.join(guesses)} {verb} not known: a number counts as 1, a truth value as False"] = None
+        if loop.memory is not None and (compiling := loop.memory.compiling):
+            lines[f"{', '.join(compiling)}: traced without torch.compile"] = None
         if loop.left_out:
             lines[f"{name}: traced without {', '.join(loop.left_out)}"] = None
     for fit in found.fits:

@@ -384,13 +384,22 @@ def make_plan(options: RunOptions) -> PlanFile:
 
 
 def planned_specs(
-    options: RunOptions, machine: Machine | None = None
+    options: RunOptions, machine: Machine | None = None, *, runs_scripts: bool = True
 ) -> tuple[dict[str, UserWorkload], tuple[TrialSpec, ...]]:
-    """Return what is known of a request's models, read by a process of this machine, and its trials on any machine."""
+    """Return what is known of a request's models, read by a process of this machine, and its trials on any machine.
+
+    Unless scripts are to be run for it, nothing is known of them, not even their batch size: it is 1.
+    """
     own_models, _ = _own_and_zoo_models(options)
+    script = None if runs_scripts else next(filter(is_script, own_models), None)
+    if script is not None:
+        options = _for_script(options, script, ())
     check_request(options, own_models)
     user_workloads: dict[str, UserWorkload] = {}
-    if own_models:
+    if script is not None:
+        import_once(slow_imports(own_models))
+        user_workloads = {script: UserWorkload(model=locate(script), batch_size=1)}
+    elif own_models:
         import_once(slow_imports(own_models))
         machine = machine or detect_machine("cpu", options.data_dir)
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}

@@ -306,6 +306,7 @@ class TracedMemory(FrozenModel):
     layers: tuple[str, ...] = ()  # the kinds of layers that the model has, as `Facts.layers`
     needs_values: str = ""  # why steps were taken on the CPU instead of with fake tensors; empty if they were not
     guesses: tuple[str, ...] = ()  # lines of the user's code that read a number, which was 1, or a truth value: False
+    compiling: tuple[str, ...] = ()  # lines of a script that compile: it was traced without that
 
 
 class StepFlops(FrozenModel):

@@ -124,7 +124,7 @@ def parse_model(option: str, value: Any) -> str:
 
     name = parse_workload(option, value)
     if is_script(name):
-        raise UsageError(f"'{shown_name(name)}' is a script. This command takes none; castwise run, why and tune do.")
+        raise UsageError(f"'{shown_name(name)}' is a script. castwise run, why, tune and fits take one.")
     return name
 
 
@@ -142,6 +142,14 @@ WORKLOAD_NAMES = (
     "module.path:FUNCTION"
 )
 Model = Annotated[str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_model, **WORKLOADS)]
+ModelOrScript = Annotated[
+    str,
+    Option(
+        f"A workload {WORKLOAD_NAMES}. Or your script with its arguments: -- python train.py --lr 1e-3.",
+        parse=parse_workload,
+        **WORKLOADS,
+    ),
+]
 TECHNIQUES_HELP = (
     "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
     "is short for {}. Default: the plain loop."

@@ -2,14 +2,17 @@
 
 FakeTensorMode makes tensors of shapes alone, for which autocast and autograd follow CUDA's rules. Without a driver
 torch lacks the rest: its engine asks the driver for streams, so `_run_backward` takes its place; which kernels
-attention and recurrent layers take depends on the GPU, so `_Kernels` names those of GPUs since Ampere.
+attention and recurrent layers take depends on the GPU, so `Kernels` names those of GPUs since Ampere.
 """
 
 import heapq
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 from unittest.mock import patch
 
@@ -20,10 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from castwise.trial.user_model.source import calling_line
+from castwise.trial.user_model.source import calling_line, is_own
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_RUN_BACKWARD = torch.autograd.graph._engine_run_backward
 _aten: Any = torch.ops.aten
+_HOOKS = f"{Path(__file__).parent / 'script'}{os.sep}"
 _LEAF = "torch::autograd::AccumulateGrad"
 # A gradient that backward alone holds has this many references: two variables, and the argument of getrefcount.
 _UNSHARED = 3
@@ -39,12 +44,23 @@ def fake_gpu(guesses: dict[str, None]) -> Iterator[None]:
 
     `guesses` gets the lines of the user's code that read such a value.
     """
+    with ExitStack() as stack:
+        for owner, name, function in replaced():
+            stack.enter_context(patch.object(owner, name, function))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+        stack.enter_context(Values(guesses))
+        stack.enter_context(Kernels())
+        yield
+
+
+def replaced() -> list[tuple[Any, str, Any]]:
+    """Return what torch has to do otherwise, in all threads: an object, the attribute, and what takes its place."""
 
     def step(_: Any, optimizer: Any, __: Any, *args: Any, **named: Any) -> Any:
         return optimizer.step(*args, **named)
 
     optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim hides it behind a function
-    replaced: list[tuple[Any, str, Any]] = [
+    return [
         (fake_tensor, "init_gpu_context", lambda _: None),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (torch.cuda, "is_bf16_supported", lambda *_, **__: True),
@@ -56,17 +72,10 @@ def fake_gpu(guesses: dict[str, None]) -> Iterator[None]:
         (torch.utils, "swap_tensors", _adopt),
         (torch.autograd, "_engine_run_backward", _run_backward),
         (torch.autograd.graph, "_engine_run_backward", _run_backward),
-        (torch._C, "_current_graph_task_id", lambda: 0),  # by which checkpoints know that they have computed again
+        (torch._C, "_current_graph_task_id", lambda: _Backward.task),  # one for what a checkpoint computes again
         (torch.amp.GradScaler, "_maybe_opt_step", step),  # no gradient overflows
         (optimizers, "_foreach_supported_types", [Tensor, torch.nn.Parameter, fake_tensor.FakeTensor]),
     ]
-    with ExitStack() as stack:
-        for owner, name, function in replaced:
-            stack.enter_context(patch.object(owner, name, function))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
-        stack.enter_context(_Values(guesses))
-        stack.enter_context(_Kernels())
-        yield
 
 
 class Saved:
@@ -100,23 +109,32 @@ def _adopt(old: Any, new: Any) -> None:
     old.data, old.fake_device = new.data, new.fake_device
 
 
-class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Stands in for values, which fake tensors have none of."""
 
     def __init__(self, guesses: dict[str, None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._guesses = guesses
 
+    def note_guess(self) -> bool:
+        """Note the line that reads a value; return False if castwise's own hooks in a script do."""
+        for frame, _ in walk_stack(sys._getframe()):
+            if frame.f_code.co_filename.startswith(_HOOKS):
+                return False
+            if is_own(frame.f_code.co_filename):
+                self._guesses[calling_line()] = None
+                break
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         if func is _aten._local_scalar_dense.default:
-            if line := calling_line():
-                self._guesses[line] = None
+            number = int(self.note_guess())
             dtype = args[0].dtype
-            return False if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
-        if func is _aten.equal.default:
+            return False if dtype == torch.bool else float(number) if dtype.is_floating_point else number
+        if func in (_aten.equal.default, _aten.allclose.default):
             return True
         if func.__name__.startswith("_fused_sgd_"):  # in place, and unknown to fake tensors
             return None
@@ -124,7 +142,7 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs | ({"generator": None} if "generator" in kwargs else {}))  # it is the CPU's
 
 
-class _Kernels(TorchFunctionMode):
+class Kernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -223,7 +241,12 @@ def _run_backward(  # noqa: PLR0913, PLR0917  as torch has them
     accumulate_grad: bool = True,
 ) -> tuple[Tensor | None, ...] | None:
     """Run backward as torch's engine does: what was made last goes first, and what a node has saved ends with it."""
-    del allow_unreachable
+    if not any(isinstance(output, fake_tensor.FakeTensor) for output in outputs):  # a script computes it on the CPU
+        return _RUN_BACKWARD(
+            *(outputs, gradients, keep_graph, create_graph, inputs),
+            allow_unreachable=allow_unreachable,
+            accumulate_grad=accumulate_grad,
+        )
     wanted: dict[Any, int] = {}
     for index, each in enumerate(() if accumulate_grad else inputs):
         wanted[tuple(torch.autograd.graph.get_gradient_edge(each))[:2]] = index
@@ -234,7 +257,12 @@ def _run_backward(  # noqa: PLR0913, PLR0917  as torch has them
         run.add(edge.node, edge.output_nr, torch.ones_like(output) if gradient is None else gradient)
     run.count_edges()
     # `Tensor.backward` leaves torch's function modes, and checkpoints compute attention again.
-    with torch.set_grad_enabled(create_graph), torch.autocast("cuda", enabled=False), _Kernels():
+    with (
+        torch.set_grad_enabled(create_graph),
+        torch.autocast("cuda", enabled=False),
+        Kernels(),
+        patch.object(_Backward, "task", 0),
+    ):
         while run.queue:
             node = heapq.heappop(run.queue)[-1]
             own = run.take(node)
@@ -255,6 +283,8 @@ def _run_backward(  # noqa: PLR0913, PLR0917  as torch has them
 
 class _Backward:
     """The gradients that wait for their node, and the nodes that wait for no other gradient."""
+
+    task = -1  # the number of the backward pass that runs; none
 
     def __init__(self, creates_graph: bool) -> None:
         self.queue: list[tuple[int, int, Any]] = []

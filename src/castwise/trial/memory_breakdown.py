@@ -7,14 +7,18 @@ workspaces apart.
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils.hooks import RemovableHandle
 
 from castwise.apply.hardware import synchronize
 from castwise.apply.loss_scaling import stepped_by
@@ -70,19 +74,21 @@ def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.devic
     return _observe(step, list(batches), device).parts
 
 
-def _observe(step: TrainingStep, batches: list[Batch], device: torch.device | None) -> "_PeakMode":
+def _observe(step: TrainingStep, batches: list[Batch], device: torch.device | None) -> "PeakMode":
     """Run a step on the first batch and return what was seen; without a device its tensors are fake ones of a GPU."""
-    storages = _Storages("cuda", _ROUNDING) if device is None else _Storages(device.type)
+    storages = fake_storages() if device is None else Storages(device.type)
     _add_existing(storages, step, batches)
-    peak = _PeakMode(storages, device)
-    # An output that saved itself would never be freed.
-    hold: Callable[[Tensor], Any] = Tensor.detach if device is not None else lambda tensor: Saved(tensor.detach())
-    read: Callable[[Any], Tensor] = Saved.read if device is None else lambda tensor: tensor
-    _run_observed(storages, peak, step, batches[0], hold, read)
+    peak = PeakMode(storages, device)
+    _run_observed(storages, peak, step, batches[0])
     return peak
 
 
-class _Storages:
+def fake_storages() -> "Storages":
+    """Return the storages on a GPU that is not there, as its allocator rounds them."""
+    return Storages("cuda", _ROUNDING)
+
+
+class Storages:
     """The storages alive on a device, by kind; `totals` has the bytes of each kind."""
 
     def __init__(self, device_type: str, rounding: int = 1) -> None:
@@ -128,16 +134,16 @@ class _Storages:
         return tensor.untyped_storage()
 
 
-class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Registers the result of every operation, and keeps the moment with the most memory in use.
 
     A copy of a weight in another dtype is autocast's. The workspace is what the allocator gave to no tensor.
     """
 
-    def __init__(self, storages: _Storages, device: torch.device | None) -> None:
+    def __init__(self, storages: Storages, device: torch.device | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.parts = MemoryParts()
-        self._storages, self._most = storages, -1
+        self._storages, self.most = storages, -1
         self._gpu = device if device is not None and device.type == "cuda" else None
         if self._gpu is not None:
             torch.cuda.reset_peak_memory_stats(self._gpu)
@@ -158,30 +164,38 @@ class _PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._gpu is not None:  # the most since the last operation
             most = torch.cuda.max_memory_allocated(self._gpu)
             torch.cuda.reset_peak_memory_stats(self._gpu)
-        if most > self._most:
-            self._most = most
+        if most > self.most:
+            self.most = most
             parts = {f"{kind}_bytes": count for kind, count in self._storages.totals.items()}
             workspace = None if self._gpu is None else max(0, most - tensors)
             self.parts = MemoryParts.model_validate(parts | {"workspace_bytes": workspace})
         return result
 
 
-def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
+def _add_existing(storages: Storages, step: TrainingStep, batches: list[Batch]) -> None:
     """Add the tensors that exist before the step.
 
     A function of its own, so that no variable outlives it: a list of gradients would keep the last step's alive.
     """
-    parameters, stepped = list(step.model.parameters()), list(stepped_by(step.optimizer))
-    kinds = {  # a storage keeps the first kind that it gets
-        _WEIGHTS: [*parameters, *step.model.buffers()],
+    add_by_kind(storages, [step.model], [step.optimizer])
+    for tensor in tree_tensors(batches):
+        storages.add(tensor, "batches")
+
+
+def add_by_kind(storages: Storages, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+    """Add what models and optimizers have, or say what it is for if it is known; a storage keeps its first kind."""
+    parameters = [weight for model in models for weight in model.parameters()]
+    stepped = [weight for optimizer in optimizers for weight in stepped_by(optimizer)]
+    states = tree_tensors([state for optimizer in optimizers for state in optimizer.state.values()])
+    kinds = {
+        _WEIGHTS: [*parameters, *(buffer for model in models for buffer in model.buffers())],
         _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
         "masters": stepped,  # without masters these are the weights
-        "optimizer": [part for each in tree_tensors(list(step.optimizer.state.values())) for part in _parts_of(each)],
-        "batches": tree_tensors(batches),
+        "optimizer": [part for each in states for part in _parts_of(each)],
     }
     for kind, tensors in kinds.items():
         for tensor in tensors:
-            storages.add(tensor, kind)
+            storages.reclassify(tensor, kind)
 
 
 def _parts_of(tensor: Any) -> list[Tensor]:
@@ -192,23 +206,33 @@ def _parts_of(tensor: Any) -> list[Tensor]:
     return [part for name in names for part in _parts_of(getattr(tensor, name))]
 
 
-def _run_observed(
-    storages: _Storages,
-    peak: _PeakMode,
-    step: TrainingStep,
-    batch: Batch,
-    hold: Callable[[Tensor], Any],
-    read: Callable[[Any], Tensor],
-) -> None:
+def saving(storages: Storages) -> saved_tensors_hooks:
+    """Return a context in which what is saved for backward is known as such; of fake tensors, until it is used."""
+
     def save(tensor: Tensor) -> Any:
         if storages.kind_of(tensor) != _CASTS:
             storages.reclassify(tensor, _SAVED)
-        return hold(tensor)
+        # An output that saved itself would never be freed.
+        return Saved(tensor.detach()) if isinstance(tensor, FakeTensor) else tensor.detach()
 
-    def note_gradient(parameter: Tensor) -> None:
+    def read(saved: Any) -> Tensor:
+        return saved.read() if isinstance(saved, Saved) else saved
+
+    return saved_tensors_hooks(save, read)
+
+
+def note_gradients(storages: Storages, parameters: Iterable[Tensor]) -> list[RemovableHandle]:
+    """Let gradients of parameters be known as such as soon as there are any."""
+
+    def note(parameter: Tensor) -> None:
         if parameter.grad is not None:
             storages.reclassify(parameter.grad, _GRADIENTS)
 
+    trained = (parameter for parameter in parameters if parameter.requires_grad)
+    return [each.register_post_accumulate_grad_hook(note) for each in trained]  # type: ignore[no-untyped-call]
+
+
+def _run_observed(storages: Storages, peak: PeakMode, step: TrainingStep, batch: Batch) -> None:
     def update(*args: Any) -> Any:
         with _disable_current_modes():  # it is compiled, which no mode can observe; it makes little
             return type(step.optimizer).step(step.optimizer, *args)
@@ -216,10 +240,8 @@ def _run_observed(
     with ExitStack() as stack:
         if keeps_narrow_state(step.optimizer):
             stack.enter_context(patch.object(step.optimizer, "step", update))
-        for parameter in step.model.parameters():
-            if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
-                stack.callback(handle.remove)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, read))
+        for handle in note_gradients(storages, step.model.parameters()):
+            stack.callback(handle.remove)
+        stack.enter_context(saving(storages))
         stack.enter_context(peak)
         step(batch)

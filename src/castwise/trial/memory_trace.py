@@ -21,13 +21,13 @@ from castwise.trial.memory_breakdown import trace_step
 
 # What cuBLAS and cuBLASLt hold, 32 MiB each, and what the allocator's blocks are larger than their tensors. Chosen
 # here: most records of benchmarks/records/fit have 66 to 90 MiB, on an H100 as on an H200.
-_WORKSPACE_BYTES = 75 * 2**20
+WORKSPACE_BYTES = 75 * 2**20
 # On the CPU batches of so many samples are computed, the larger ones as long as that is quick: in small ones
 # the peak is the optimizer's, and says nothing of activations. Chosen here.
 _CPU_BATCHES = (2, 8, 32, 128, 512)
 _LONG_SECONDS = 3.0
 # What code raises that needs values: torch's errors of fake tensors are RuntimeErrors.
-_ERRORS = (RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+ERRORS = (RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def trace_batches(
@@ -44,14 +44,19 @@ def trace_batches(
             return _trace(spec.model_copy(update={"device": "cuda:0"}), batch_sizes, rooms)
     except CastwiseError:
         raise
-    except _ERRORS as error:
+    except ERRORS as error:
         if not may_compute:
             raise
-        operator, said = getattr(error, "func", None), str(error).strip().partition("\n")[0]
-        why = f"the operator {operator} needs values" if operator is not None else f"{type(error).__name__}: {said}"
+        why = why_untraced(error)
     sizes = [size for size in _CPU_BATCHES if size < spec.batch_size]
     found = _trace(spec.model_copy(update={"device": "cpu"}), [*sizes, spec.batch_size], ())
     return found.model_copy(update={"needs_values": shortened(why)})
+
+
+def why_untraced(error: Exception) -> str:
+    """Return in a line what failed on a GPU that is not there."""
+    operator, said = getattr(error, "func", None), str(error).strip().partition("\n")[0]
+    return f"the operator {operator} needs values" if operator is not None else f"{type(error).__name__}: {said}"
 
 
 def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) -> TracedMemory:
@@ -77,7 +82,7 @@ def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) ->
             if not found:
                 step(batches[0])  # makes the optimizer's state, but not for weights that get no gradient
             parts = trace_step(step, batches, device)
-            found[size] = parts.model_copy(update={"workspace_bytes": _WORKSPACE_BYTES})
+            found[size] = parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})
 
         for size in batch_sizes:
             began = time.perf_counter()

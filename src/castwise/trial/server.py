@@ -33,6 +33,7 @@ from castwise.trial.pretrained import find_weights
 from castwise.trial.script.ranks import hand_on
 from castwise.trial.script.run import Ranks, ScriptRun, ScriptTrial
 from castwise.trial.script.trackers import switch_off
+from castwise.trial.script_memory import trace_script
 from castwise.trial.steady_run import SteadyRun
 from castwise.trial.training_run import TrainingRun
 from castwise.trial.user_model.load import error_location, inspect_model
@@ -170,7 +171,10 @@ class TrialServer:
         """Return what a step's memory would be on a GPU with so much of it, by batch size."""
         self.user_model = spec.user_model
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine has no part in it
-        found = trace_batches(spec, batch_sizes, rooms, may_compute=may_compute)
+        if spec.is_script:
+            found = trace_script(spec, self._start)
+        else:
+            found = trace_batches(spec, batch_sizes, rooms, may_compute=may_compute)
         self.done = True
         return found
 

@@ -8,12 +8,10 @@ from castwise.spec.options import (
     DURATION,
     MEMORY,
     PRECISIONS,
-    WORKLOAD_NAMES,
-    WORKLOADS,
+    ModelOrScript,
     Option,
     ScriptOptions,
     StepOptions,
-    parse_workload,
 )
 from castwise.spec.types import Numerics
 
@@ -22,14 +20,7 @@ from castwise.spec.types import Numerics
 class TuneOptions(StepOptions, ScriptOptions):
     """What `castwise tune` searches; None is what suits the machine."""
 
-    workload: Annotated[
-        str,
-        Option(
-            f"A workload {WORKLOAD_NAMES}. Or your script with its arguments: -- python train.py --lr 1e-3.",
-            parse=parse_workload,
-            **WORKLOADS,
-        ),
-    ] = "mnist-cnn"
+    workload: ModelOrScript = "mnist-cnn"
     _: KW_ONLY
     precisions: Annotated[
         tuple[str, ...] | None,

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from multiprocessing import util
@@ -178,6 +178,7 @@ class ScriptRun:
         self._started = ""  # the first command of the script's that may train in its place
         self.own_precision: dict[str, list[str]] = {}  # with each function of torch's that switches autocast
         self.seconds = 0.0  # that its inspection took
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the script runs
 
     def run(self) -> None:
         """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
@@ -210,10 +211,11 @@ class ScriptRun:
                 self._after_step,
             )
             on_import("accelerate.commands.launch", _launch_here)
-            if script.name:
-                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script.path, run_name="__main__")
+            with self.around():
+                if script.name:
+                    runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(script.path, run_name="__main__")
         except ScriptStopped:
             pass
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is its end

@@ -1,0 +1,112 @@
+"""Scripts on a GPU that is not there: what their steps hold there, beside what can be counted by hand."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from fake_engine import fake_spec
+
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.session import TrialFailedError
+from castwise.records.schema import MemoryParts, TracedMemory
+from castwise.spec.user_model import UserModel
+
+pytestmark = pytest.mark.xdist_group("script memory")  # one engine serves them
+BATCH, WIDTH = 256, 128
+WEIGHTS = 4 * 3 * WIDTH * WIDTH
+Trace = Callable[..., TracedMemory]
+
+SCRIPT = f"""\
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+assert torch.cuda.is_available()
+device = torch.device("cuda")
+layers = nn.Linear({WIDTH}, {WIDTH}, bias=False), nn.ReLU(), nn.Linear({WIDTH}, {WIDTH}, bias=False), nn.ReLU()
+model = nn.Sequential(*layers, nn.Linear({WIDTH}, {WIDTH}, bias=False))
+optimizer = torch.optim.Adam(model.parameters())
+model.to(device)
+data = TensorDataset(torch.arange({4 * BATCH * WIDTH}.0).view(-1, {WIDTH}), torch.arange({4 * BATCH}))
+for step, (inputs, target) in enumerate(DataLoader(data, batch_size={BATCH}, pin_memory=True)):
+    assert inputs[1, 0].item() == step * {BATCH * WIDTH} + {WIDTH}  # its data is real
+    output = model(inputs.to(device, non_blocking=True))
+    loss = nn.functional.mse_loss(output, torch.zeros_like(output))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    engine = ForkserverEngine()
+    file = tmp_path_factory.mktemp("script") / "train.py"
+
+    def traced(text: str = SCRIPT, precision: str = "as-written") -> TracedMemory:
+        file.write_text(text)
+        model = UserModel(kind="script", path=str(file), name="")
+        spec = fake_spec(precision=precision, workload="python train.py").model_copy(update={"user_model": model})
+        with closing(engine.start(120.0)) as session:
+            session.open("cpu")
+            return session.trace_memory(spec, (1,), ())
+
+    return traced
+
+
+def parts_of(memory: TracedMemory) -> MemoryParts:
+    return memory.batches[BATCH]
+
+
+def with_lines(*lines: str, instead_of: str = "    loss = ") -> str:
+    """Return the script with lines before the one that begins so."""
+    return SCRIPT.replace(instead_of, "".join(f"    {line}\n" for line in lines) + instead_of, 1)
+
+
+def test_a_script_s_second_step_is_counted_to_the_byte(trace: Trace) -> None:
+    memory = trace()
+    parts = parts_of(memory)
+    assert parts.weights_bytes == WEIGHTS
+    assert parts.optimizer_bytes == 2 * WEIGHTS
+    # The inputs, what each ReLU saves, which the layer after it saves, too, and both of the loss.
+    assert parts.saved_bytes == 4 * BATCH * WIDTH * 5
+    assert memory.guesses == memory.compiling == ()
+
+
+def test_a_precision_is_applied_to_a_script(trace: Trace) -> None:
+    parts = parts_of(trace(precision="bf16-mixed"))
+    assert parts.weights_bytes == WEIGHTS
+    assert 0 < parts.weight_casts_bytes <= WEIGHTS // 2
+    assert parts.saved_bytes < parts_of(trace()).saved_bytes
+
+
+def test_shapes_that_follow_from_known_values_are_those_of_a_real_run(trace: Trace) -> None:
+    known = trace(with_lines("kept = output[(target.to(device) % 2 == 0)]", "assert len(kept) == 128, kept.shape"))
+    assert parts_of(known).weights_bytes == WEIGHTS
+    assert known.guesses == ()
+
+
+def test_a_value_that_the_script_reads_is_guessed_and_its_line_noted(trace: Trace) -> None:
+    found = trace(SCRIPT + "    print(loss.item(), output.cpu().sum())\n")
+    line = 1 + SCRIPT.count("\n")
+    assert found.guesses == (f"train.py:{line}",)
+
+
+def test_a_shape_that_a_model_decides_is_refused_with_its_line(trace: Trace) -> None:
+    with pytest.raises(TrialFailedError, match=r"aten.nonzero.default needs values, .*train\.py:15"):
+        trace(with_lines("output = output[output[:, 0] > 0]"))
+
+
+def test_tied_weights_stay_one_and_a_copy_is_another(trace: Trace) -> None:
+    tied = SCRIPT.replace("optimizer = ", "model[4].weight = model[2].weight; optimizer = ")
+    parts = parts_of(trace(tied))
+    assert parts.weights_bytes == WEIGHTS * 2 // 3
+    assert parts.optimizer_bytes == 2 * parts.weights_bytes
+    copied = tied.replace("model.to(device)", "model.to(device); old = copy.deepcopy(model)")
+    assert parts_of(trace(copied)).peak_bytes - parts.peak_bytes == parts.weights_bytes
+
+
+def test_compiled_code_is_traced_without_the_compiler_and_noted(trace: Trace) -> None:
+    memory = trace(SCRIPT.replace("model.to(device)", "model.to(device); model = torch.compile(model)"))
+    assert memory.compiling == ("train.py:10",)
+    assert parts_of(memory) == parts_of(trace())
