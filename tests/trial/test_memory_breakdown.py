@@ -1,5 +1,6 @@
 """A training step taken apart on the CPU, against what can be counted by hand."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,6 +105,7 @@ def test_compiled_and_captured_steps_are_not_observed(row: Technique) -> None:
     assert (parts is not None) == hides
 
 
+@pytest.mark.skipif(not find_spec("torchao"), reason="pip install 'castwise[fp8]'")
 @pytest.mark.parametrize(("kind", "least"), [("8-bit", 2.0), ("4-bit", 1.0), ("bf16", 4.0)])
 def test_adam_s_state_in_fewer_bits_is_counted(tmp_path: Path, kind: str, least: float) -> None:
     file = tmp_path / "small.py"
