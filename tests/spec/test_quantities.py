@@ -23,8 +23,8 @@ from castwise.spec.quantities import format_share, parse_duration, parse_memory,
         (parse_memory, "8GiB", 2**33),
         (parse_memory, "500MB", 5e8),
         (parse_memory, "2G", 2**31),
-        (parse_memory, "1024", 1024),
-        (parse_memory, "1 kib", 1024),
+        (parse_memory, "1073741824", 2**30),
+        (parse_memory, "1024 kib", 2**20),
     ],
 )
 def test_amounts(parse: Callable[[str, str], float], text: str, value: float) -> None:
@@ -52,7 +52,7 @@ def test_shares_are_written_without_exponents(share: float, text: str) -> None:
     [
         (parse_duration, ["", "0", "-1", "nan", "inf", "1 year", "abc", "1..2s", "5%", "1e999", "1h30", "30m1h"]),
         (parse_share, ["", "0%", "-1%", "nan", "100%", "2", "1s", "%", "abc"]),
-        (parse_memory, ["", "0", "-1GiB", "8 gigs", "nanGB", "infB", "GiB"]),
+        (parse_memory, ["", "0", "-1GiB", "8 gigs", "nanGB", "infB", "GiB", "2", "8 kib"]),
     ],
 )
 def test_what_is_no_amount_is_refused(parse: Callable[[str, str], float], texts: list[str]) -> None:

@@ -583,7 +583,7 @@ def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("resnet50", "--memory", "much"), "--memory takes an amount of memory above 0"),
+        (("resnet50", "--memory", "much"), "--memory takes an amount of memory of 1 MiB or more"),
         (("resnet50", "--precision", "fp31"), "No precision named 'fp31'"),
         (("resnet50", "--emit", "nowhere/train.py"), "no folder 'nowhere'"),
         (("resnet152", "--training"), "No suite trains resnet152"),

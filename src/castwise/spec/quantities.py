@@ -64,10 +64,10 @@ def with_interval(figure: str, interval: str) -> str:
 
 
 def parse_memory(option: str, text: str | float) -> float:
-    """Return the bytes of `8GiB`, `8G`, which is the same, `500MB` or `1024`."""
+    """Return the bytes of `8GiB`, `8G`, which is the same, `500MB` or `8589934592`."""
     size = _parse_amount(text, _BYTES)
-    if not (math.isfinite(size) and size > 0):
-        raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB, not '{text}'.")
+    if not (math.isfinite(size) and size >= _BYTES["mib"]):  # `2` is meant as 2 GiB
+        raise UsageError(f"{option} takes an amount of memory of 1 MiB or more, such as 8GiB or 500MB, not '{text}'.")
     return size
 
 

@@ -13,7 +13,7 @@ from castwise.spec.user_model import is_script, shown_name, without_secrets
 
 # What an advised command sets itself, also instead of a plan; and `--again`, which forgets what was just measured.
 _REPLACED = {option.keyword for option in options_of(ParameterGrid)}
-_REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again"}
+_REPLACED |= {"nodes_per_trial", "plan", "shard", "rounds", "within", "again", "budget"}
 # What other commands have in common with `castwise run`.
 _SHARED = {
     "why": {option.keyword for kind in (StepOptions, ScriptOptions) for option in options_of(kind)},

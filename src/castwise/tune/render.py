@@ -43,7 +43,7 @@ _MOST_NAMED = 3
 _COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
 _ENDINGS = {
     "nothing left": "nothing is left to try",
-    "budget": "the budget is used up; a larger --budget continues",
+    "budget": "nothing more would end within the budget; a larger --budget continues",
     "failed": "the plain loop could not be measured",
     "interrupted": "it was interrupted",
 }

@@ -114,7 +114,7 @@ class TuningSearch:
                 tried=done.tried,
                 trials=trials,
                 ending="interrupted" if is_interrupted and ending != "failed" else ending,
-                seconds=self.clock() - began,
+                seconds=self.spent_seconds + self.clock() - began,
                 num_recorded=sum(id(trial) in recorded for trial in trials),
                 budget_seconds=budget(),
                 memory_bytes=self.space.memory_bytes if math.isfinite(self.space.memory_bytes) else None,
