@@ -92,6 +92,13 @@ def test_a_value_that_the_script_reads_is_guessed_and_its_line_noted(trace: Trac
     assert found.guesses == (f"train.py:{line}",)
 
 
+def test_a_script_that_saves_and_that_ends_if_its_loss_is_not_finite_goes_on(trace: Trace) -> None:
+    lines = 'torch.save(model.state_dict(), "best.pt")', "if not torch.isfinite(loss) or loss.isnan().any(): exit(1)"
+    memory = trace(with_lines(*lines, instead_of="    optimizer.zero_grad()"))
+    assert parts_of(memory).peak_bytes == pytest.approx(parts_of(trace()).peak_bytes, rel=1e-3)
+    assert not memory.guesses
+
+
 def test_a_shape_that_a_model_decides_is_refused_with_its_line(trace: Trace) -> None:
     with pytest.raises(TrialFailedError, match=r"aten.nonzero.default needs values, .*train\.py:15"):
         trace(with_lines("output = output[output[:, 0] > 0]"))

@@ -35,6 +35,8 @@ _SILENT = (
     *("set_device", "set_per_process_memory_fraction", "set_rng_state", "set_stream"),
 )
 
+_FINITE = {"isfinite": True, "isinf": False, "isnan": False}  # of values on the GPU: scripts end if a loss is not
+
 _VALUE = "castwise_value"  # of a fake tensor, in its attributes
 _UNKNOWN = object()
 _MOST_VALUES = 2**20  # of a tensor whose values are kept; chosen here
@@ -56,7 +58,10 @@ def trace_script(spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun]) -> Tr
     try:
         parts = gpu.peak_of(trial)
     except ERRORS as error:
-        why = f"{shortened(why_untraced(error))}, which takes a GPU. On one, castwise run shows the memory"
+        why = shortened(why_untraced(error)).rstrip(".")
+        # Others are the script's own.
+        needs_gpu = isinstance(error, (RuntimeError, NotImplementedError))
+        why += ", which takes a GPU. On one, castwise run shows the memory" if needs_gpu else ""
         raise UsageError(why).with_traceback(error.__traceback__) from error
     return TracedMemory(
         batches={trial.run.samples_per_step or 1: parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})},
@@ -135,6 +140,8 @@ class _FakeGpu:
             *((torch.cuda, name, lambda *_, **__: self._storages.totals.total()) for name in held),
             *((torch.cuda, name, _Queue) for name in ("Stream", "Event", "current_stream", "default_stream")),
             (torch, "compile", self._leave_as_is),
+            (torch, "save", _answering(None)),
+            *((owner, name, _told(name, each)) for name, each in _FINITE.items() for owner in (torch, Tensor)),
             (ScriptHooks, "_note_padding", _answering(None)),
             (ScriptHooks, "_check_updates", _answering(None)),
             (torch.utils, "swap_tensors", _adopt),
@@ -257,6 +264,17 @@ class _Queue(nullcontext[None]):
 
 def _is_gpu(leaf: Any) -> bool:
     return isinstance(leaf, torch.device) and leaf.type == "cuda"
+
+
+def _told(name: str, answer: bool) -> Callable[..., Any]:
+    function = getattr(torch, name)
+
+    def told(values: Tensor) -> Tensor:
+        if not isinstance(values, FakeTensor):
+            return function(values)  # type: ignore[no-any-return]
+        return torch.full(values.shape, answer, dtype=torch.bool, device=values.device)
+
+    return told
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
