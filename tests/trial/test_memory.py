@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from castwise.trial import memory
-from castwise.trial.memory import CpuMemory, MemoryLimitError, memory_meter
+from castwise.trial.memory import CpuMemory, MemoryLimitError, memory_meter, without_storage
 
 MIB = 2**20
 
@@ -101,3 +101,11 @@ def test_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = memory_meter(first, second)
     assert (meter.peak_allocated(), meter.peak_reserved(), meter.driver_used()) == (7, 7, 7)
     assert meter.reserved() == 12, "growth on any device tells that warm-up goes on"
+
+
+@pytest.mark.parametrize("function", ["mse_loss", "smooth_l1_loss", "l1_loss"])
+def test_a_loss_that_is_kept_holds_no_memory_of_its_elements(function: str) -> None:
+    loss = getattr(torch.nn.functional, function)(torch.ones(1000, requires_grad=True), torch.zeros(1000))
+    kept = without_storage(loss)
+    assert kept.item() == loss.item()
+    assert (kept.untyped_storage().nbytes(), kept.requires_grad) == (4, False)

@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_step import cpu_spec, every_row, make_net, make_task
+from small_step import cpu_spec, every_row, make_net, make_task, user_spec
 from torch import Tensor, nn
 
 from castwise.apply.precision import read_fp32_precision
@@ -354,3 +355,17 @@ def test_steps_that_vary_settle_when_they_no_longer_change_their_median(
     windows: tuple[float, ...], has_settled: bool
 ) -> None:
     assert steady_run.settled(windows) is has_settled
+
+
+def test_losses_of_blocks_hold_no_memory(tmp_path: Path) -> None:
+    """A peak would grow with the number of blocks: torch's mean squared error has the storage of all elements."""
+    file = tmp_path / "squares.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n"
+        "    return nn.Linear(8, 100), (torch.ones(8, 8), torch.ones(8, 100)), nn.MSELoss()\n"
+    )
+    run, losses = SteadyRun(user_spec(file), None), list[Tensor]()
+    for _ in range(3):
+        run._steps_into(losses, 2)()
+    assert [loss.untyped_storage().nbytes() for loss in losses] == [4, 4, 4]
+    run.finish()

@@ -1,8 +1,10 @@
 """Peak memory of a phase of a trial: the caching allocator's on a GPU, the resident set's on a CPU."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from castwise.apply.hardware import module_of
 from castwise.records.schema import Shortfall
@@ -146,6 +148,18 @@ class CpuMemory:
         peak = self.peak_allocated()
         if self._limit is not None and peak is not None and peak > self._limit:
             raise MemoryLimitError(peak, self._limit)
+
+
+def without_storage(loss: Tensor) -> Tensor:
+    """Return a loss that may be kept for many steps: detached, and in a storage of its own size.
+
+    torch returns the mean of `mse_loss` and `smooth_l1_loss` in the storage of all elements (aten's Loss.cpp resizes).
+    """
+    kept = loss.detach()
+    with suppress(NotImplementedError, RuntimeError):  # wrappers have no storage
+        if kept.untyped_storage().nbytes() > kept.numel() * kept.element_size():
+            return kept.clone()
+    return kept
 
 
 def memory_meter(*devices: torch.device) -> DeviceMemory | MpsMemory | CpuMemory:

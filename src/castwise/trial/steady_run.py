@@ -26,7 +26,7 @@ from castwise.trial.device_lock import device_lock
 from castwise.trial.distributed import Peers, devices_of
 from castwise.trial.flops import count_flops
 from castwise.trial.kernel_profile import profile_step
-from castwise.trial.memory import memory_meter
+from castwise.trial.memory import memory_meter, without_storage
 from castwise.trial.memory_breakdown import profile_memory
 from castwise.trial.numerics import measure_numerics
 from castwise.trial.user_model.side_effects import SideEffectWatch
@@ -311,7 +311,7 @@ class SteadyRun:
             for index in range(first, first + count):
                 loss = step(batches[index % len(batches)])
             step.flush()
-            losses.append(loss)
+            losses.append(without_storage(loss))
 
         return work
 

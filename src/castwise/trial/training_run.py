@@ -25,7 +25,7 @@ from castwise.trial.build import build_trial
 from castwise.trial.data.training_data import BatchSource, make_training_data
 from castwise.trial.distributed import Peers, devices_of
 from castwise.trial.lr_schedules import make_run_scheduler
-from castwise.trial.memory import memory_meter
+from castwise.trial.memory import memory_meter, without_storage
 
 OnProgress = Callable[[float], None]
 
@@ -318,7 +318,7 @@ class EpochSteps:
     def add(self, index: int, loss: Tensor, num_samples: int) -> None:
         self.num_steps += 1
         self.num_samples += num_samples
-        value: Tensor | float = loss.detach()
+        value: Tensor | float = without_storage(loss)
         if self._read_every_loss:
             value = loss.item()  # a synchronisation, as in the published loop
             self._num_non_finite = 0 if math.isfinite(value) else self._num_non_finite + 1

@@ -30,6 +30,7 @@ from castwise.apply.pytree import tree_map_tensors, tree_tensors
 from castwise.errors import UsageError
 from castwise.registry.precisions import AS_WRITTEN
 from castwise.trial.kernel_profile import mark
+from castwise.trial.memory import without_storage
 from castwise.trial.script.autocast import HALVES
 from castwise.trial.script.others import OtherOptimizers
 from castwise.trial.script.policies import is_kerass
@@ -469,7 +470,7 @@ class ScriptHooks:
                 self._check_updates()
             losses = list(tensors) if type(tensors) in {list, tuple} else [tensors]
             if not self._has_noted_loss and isinstance(losses[0], Tensor):
-                self.loss = losses[0].detach()
+                self.loss = without_storage(losses[0])
             self._has_noted_loss, self._has_backward = False, True
             losses = [self.precision.before_backward(loss) if isinstance(loss, Tensor) else loss for loss in losses]
             found = backward(losses, *args, **kwargs)
@@ -483,13 +484,13 @@ class ScriptHooks:
                 self.precision.scaling.check_gradients()
             found = grad(outputs, *args, **kwargs)
             if not self._has_backward and isinstance(outputs, Tensor) and not is_functorch_wrapped_tensor(outputs):
-                self.loss = outputs.detach()  # the script may have no other
+                self.loss = without_storage(outputs)  # the script may have no other
             return found
 
         @replaces(torch.amp.GradScaler, "scale")
         def noting_scale(scale: Any, scaler: Any, loss: Any) -> Any:
             if isinstance(loss, Tensor):
-                self.loss, self._has_noted_loss = loss.detach(), True  # backward sees it times its scale
+                self.loss, self._has_noted_loss = without_storage(loss), True  # backward sees it times its scale
             return scale(scaler, loss)
 
         @replaces(torch.amp.GradScaler, "step")
