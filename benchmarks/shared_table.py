@@ -8,7 +8,7 @@ from pathlib import Path
 from stored import markdown
 
 from castwise.analysis.result_table import Row
-from castwise.records.shared import SharedRecord, SharedRow, shared_records
+from castwise.records.shared import SharedRecord, SharedRow, question_of, shared_records
 from castwise.report.files import SelectionOptions, find
 from castwise.report.share import shared_of
 
@@ -23,8 +23,7 @@ def own_records() -> list[SharedRecord]:
     """
 
     def asked(row: Row) -> tuple[object, ...]:
-        spec = row.trial.spec
-        return row.trial.environment.gpu, spec.workload, spec.precision, spec.batch_size, spec.techniques
+        return row.trial.environment.gpu, *question_of(row.trial.spec)
 
     every = find([Path(__file__).with_name("records")], SelectionOptions()).collection.configurations
     timed = {asked(row) for row in every if not row.trial.spec.protocol.profile_steps}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import COUNT, DURATION, ModelOrScript, OptimizerStates, Option, Techniques
+from castwise.spec.options import COUNT, DURATION, PRECISIONS, ModelOrScript, OptimizerStates, Option, Techniques
 
 DEFAULT_GPUS = ("L4", "RTX 4090", "A100-SXM4-80GB", "H100")
 DEFAULT_PRECISIONS = ("fp32", "fp16-mixed", "bf16-mixed")
@@ -27,8 +27,7 @@ class FitsOptions:
         tuple[str, ...] | None,
         Option(
             f"Precisions, comma-separated. Default: {', '.join(DEFAULT_PRECISIONS)}; a script's own comes first.",
-            keyword="precision",
-            completion="precisions",
+            **PRECISIONS,
         ),
     ] = None
     techniques: Techniques = None

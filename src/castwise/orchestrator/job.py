@@ -396,11 +396,11 @@ def planned_specs(
         options = _for_script(options, script, ())
     check_request(options, own_models)
     user_workloads: dict[str, UserWorkload] = {}
-    if script is not None:
+    if own_models:
         import_once(slow_imports(own_models))
+    if script is not None:
         user_workloads = {script: UserWorkload(model=locate(script), batch_size=1)}
     elif own_models:
-        import_once(slow_imports(own_models))
         machine = machine or detect_machine("cpu", options.data_dir)
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
     device = options.device or "cuda:0"

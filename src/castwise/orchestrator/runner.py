@@ -481,7 +481,6 @@ class _RunningTrial:
         self._runner, self._among = among.runner, among
         self._prior = among.earlier.get(spec.configuration)
         self._is_alone = among.round_number is None
-        self._has_room = len(among.specs) == 1  # whether no other takes memory
         self.schedule = BlockSchedule(spec.protocol, self._prior, adaptive=not self._is_alone)
         self._is_at_power_limit = self._prior is not None and self._prior.is_at_power_limit
         self._has_led_in = False
@@ -619,7 +618,7 @@ class _RunningTrial:
             self._readings += unwatched(len(resumed.epochs))
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._runner.data_note}
         self._facts = facts.model_copy(update=update)
-        if facts.refused_allocations and not self._has_room:
+        if facts.refused_allocations and len(self._among.specs) > 1:
             raise TrialFailedError("oom", "too little memory was left next to others for the kernels it has alone")
         if recipe is not None and not self._is_alone:
             for _ in range(recipe.skip_epochs):
