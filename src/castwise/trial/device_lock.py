@@ -84,13 +84,15 @@ def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
             # Imported already: by preload.py, and by torch for the first optimizer.
             from torch._dynamo import callback, utils
 
+            before = utils.counters["inductor"].copy()  # torch counts in the whole process
+
             def start(_: object) -> None:
                 lock.release()
                 lock.compile_seconds -= time.perf_counter()
 
             def stop(_: object) -> None:
                 lock.compile_seconds += time.perf_counter()
-                found = utils.counters["inductor"]
+                found = utils.counters["inductor"] - before
                 lock.compiled_graphs, lock.loaded_graphs = found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]
                 lock.acquire()
 
