@@ -154,10 +154,11 @@ def without_storage(loss: Tensor) -> Tensor:
     """Return a loss that may be kept for many steps: detached, and in a storage of its own size.
 
     torch returns the mean of `mse_loss` and `smooth_l1_loss` in the storage of all elements (aten's Loss.cpp resizes).
+    One without a gradient is left as it is: a graph of several steps fills its losses later, at its launch.
     """
     kept = loss.detach()
     with suppress(NotImplementedError, RuntimeError):  # wrappers have no storage
-        if kept.untyped_storage().nbytes() > kept.numel() * kept.element_size():
+        if loss.requires_grad and kept.untyped_storage().nbytes() > kept.numel() * kept.element_size():
             return kept.clone()
     return kept
 
