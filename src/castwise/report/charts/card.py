@@ -39,7 +39,7 @@ def card(answer: Answer) -> str:
         speeds = [(own.value, row.precision) for row in safe if (own := row.over(reference)) and own.value < over.value]
         bars = [(1.0, reference.precision), *sorted(speeds)[-_MOST_BARS:], (over.value, advice.precision or "")]
         for place, (value, label) in enumerate(bars):
-            y, width = 340 + 46 * place, _LONGEST * value / over.value
+            y, width = 330 + 45 * place, _LONGEST * value / over.value
             parts.append(text(_BARS - 16, y + 25, label, "end", 24, _PALE))
             parts.append(
                 f'<rect x="{_BARS}" y="{y}" width="{width:.0f}" height="34" rx="4" fill="{look_of(label).colour}"/>'
@@ -50,11 +50,11 @@ def card(answer: Answer) -> str:
         parts += [_line(236 + 48 * place, line, 34, _PALE) for place, line in enumerate(outcome)]
     spec = trial.spec
     command = advised_line("run", spec.workload, {} if spec.is_script else {"batch_size": advice.batch_size})
-    made = f"castwise {__version__} · torch {environment.torch} · {trial.started_at[:10]} · {command}"
+    made = f"castwise {__version__} · torch {environment.torch} · {trial.started_at[:10]}"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1200 630" width="1200" height="630" '
         f'font-family="Helvetica, Arial, sans-serif"><rect width="100%" height="100%" fill="{_DARK}"/>'
-        f"{''.join(parts)}{_line(596, made, 23, _SOFT)}</svg>\n"
+        f"{''.join(parts)}{_line(586, made, 20, _SOFT)}{_line(613, command, 20, _SOFT)}</svg>\n"
     )
 
 
