@@ -42,7 +42,8 @@ _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 def fake_gpu(guesses: dict[str, None]) -> Iterator[None]:
     """Let all new tensors be fake, those on "cuda" too. A number that the host reads is 1, a truth value False.
 
-    `guesses` gets the lines of the user's code that read such a value.
+    `guesses` gets the lines of the user's code that read such a value. It is for a process of its own: libraries may
+    keep what they read, as torchao keeps its maps of 8 bits.
     """
     with ExitStack() as stack:
         for owner, name, function in replaced():
