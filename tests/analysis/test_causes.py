@@ -926,6 +926,27 @@ def test_without_a_step_on_one_gpu_it_is_said_how_to_get_it() -> None:
     assert last(ALONE, on_gpus(2, 0.13, *older, clocks=[1.9e9, 1.9e9])).beside_one_gpu is None
 
 
+@pytest.mark.parametrize(("samples", "same"), [(128, True), (64, False)])
+def test_a_script_on_two_ranks_is_told_beside_it_on_one(samples: int, same: bool) -> None:
+    """Some scripts divide their batch among ranks: then steps take less, and are not compared."""
+    two = on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])
+    trials = []
+    for trial, count, all_samples in ((ALONE, 1, 64), (two, 2, samples)):
+        model = UserModel(
+            kind="script", path="train.py", name="", launcher=("torchrun", "--nproc-per-node", str(count))
+        )
+        changes = {"workload": f"torchrun {count}", "world_size": 1, "parallelism": "none", "batch_size": all_samples}
+        spec = trial.spec.model_copy(update={**changes, "precision": "as-written", "user_model": model})
+        trials.append(trial.model_copy(update={"spec": spec}))
+    rows = rows_of_steps(trials)
+    assert rows[1].scaling_efficiency == pytest.approx(samples / 64 / 1.3 / 2)
+    found = diagnose(rows)[1]
+    assert (found.beside_one_gpu is not None) == same
+    other = "what the step takes more than on one GPU: a rank's batch is 32, and that of one GPU 64"
+    assert (other in found.missing) != same
+    assert any("`--gpus 1,2` tells" in line for line in last(trials[1]).missing)
+
+
 def test_the_table_of_several_gpus_fits_a_terminal_and_adds_up() -> None:
     text = io.StringIO()
     found = diagnose(rows_of_steps([ALONE, on_gpus(2, 0.13, *RANKS, clocks=[1.6e9, 1.9e9])]))

@@ -416,6 +416,20 @@ def test_what_is_the_same_as_a_script_as_written_is_not_measured(job: Prepare, t
     assert looking.spec.precision == "as-written", "the process that has looked at the script goes on"
 
 
+def test_a_script_is_measured_on_one_gpu_and_on_several(job: Prepare, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("")
+    asked: dict[str, Any] = {"workloads": (f"torchrun --nproc-per-node 2 {file}",), "device": "cpu"}
+    made = job(Slow(exclusive=False), precisions=("bf16-mixed",), world_sizes=(1, 2), **asked)
+    assert [(spec.num_gpus, spec.precision) for spec in made.specs] == [
+        (count, name) for count in (1, 2) for name in ("as-written", "bf16-mixed")
+    ]
+    with pytest.raises(UsageError, match="--units-per-step counts what one number of GPUs trains on"):
+        job(Slow(), world_sizes=(1, 2), units_per_step=64, **asked)
+    with pytest.raises(UsageError, match="0 GPUs are impossible"):
+        job(Slow(), world_sizes=(0,), **asked)
+
+
 def test_each_comparison_has_its_share_of_the_budget_and_none_begins_without_any(
     job: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from castwise.spec.user_model import (
     shown_name,
     slow_imports,
     with_python,
+    with_ranks,
 )
 
 
@@ -234,6 +235,26 @@ def test_a_launcher_is_part_of_the_command(start: str, tmp_path: Path) -> None:
     assert shown_name(command) == f"{start} train.py --lr 1"
     model = locate(command)
     assert (model.path, model.launcher, model.arguments) == (str(file), tuple(start.split()), ("--lr", "1"))
+    more = with_ranks(command, 4)
+    assert (locate(more).num_ranks, locate(more).arguments) == (4, ("--lr", "1"))
+    assert with_ranks(more, model.num_ranks) in (command, with_ranks(command, 1))
+
+
+@pytest.mark.parametrize(
+    ("written", "on_four"),
+    [
+        (
+            "torchrun --nproc_per_node=gpu train.py --num_processes 2",
+            "torchrun --nproc_per_node=4 train.py --num_processes 2",
+        ),
+        ("torchrun --standalone -m my.train", "torchrun --nproc-per-node 4 --standalone -m my.train"),
+        ("accelerate launch train.py", "accelerate launch --num_processes 4 train.py"),
+    ],
+)
+def test_a_script_is_started_on_other_numbers_of_gpus(written: str, on_four: str) -> None:
+    assert with_ranks(written, 4) == on_four
+    with pytest.raises(UsageError, match="a script on several GPUs, and 'python train"):
+        with_ranks("python train.py", 2)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from castwise.analysis.ceiling import Ceiling, ceiling, least_bytes
 from castwise.analysis.model_flops import unlisted_share
 from castwise.analysis.numerics import Finding, findings_of
 from castwise.analysis.result_table import Row, group_of
-from castwise.analysis.speedup import GPUS, as_on_one_gpu, comparison_key, was_timed
+from castwise.analysis.speedup import key_on_one_gpu, was_timed
 from castwise.analysis.step_evidence import (
     FUSED,
     ITEM_BYTES,
@@ -94,6 +94,7 @@ _HAS_MOST = 2 / 3
 _SMALL_BUCKET, _MANY_BUCKETS = 8e6, 8
 _EQUAL_WORK = "as much work for each rank, as by batches of like sizes"
 _SLOW_CLOCK = 0.95  # of the others': clocks of GPUs at work differ by less; chosen here
+_SAME_BATCH = 0.02  # as a share; means of batches that vary differ by so much; chosen here
 _SEVERAL_PASSES = 1.5
 _SLOWER = 1.1  # times as long as in another precision; less is noise
 # A saving of this share of the step is a stronger reason than a default that is fast already.
@@ -849,8 +850,8 @@ class Diagnosis(StepEvidence):
 
     @cached_property
     def beside_one_gpu(self) -> BesideOneGpu | None:
-        """Return how the step differs from that on one GPU; None if either is not known."""
-        return None if self.on_one_gpu is None else beside_one_gpu(self, self.on_one_gpu)
+        """Return how the step differs from that on one GPU; None if either is not known, or its batch is another."""
+        return None if self.on_one_gpu is None or self._other_batch else beside_one_gpu(self, self.on_one_gpu)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -910,10 +911,19 @@ class Diagnosis(StepEvidence):
     @property
     def _unknown_on_one_gpu(self) -> str:
         """Return that the step on several GPUs has no counterpart on one; empty if it has."""
-        count = self.trial.spec.world_size
-        if count == 1 or self.on_one_gpu is not None or self.profile is None or self.on_cpu:
+        count, what = self.trial.spec.num_gpus, "what the step takes more than on one GPU"
+        if count == 1 or self.profile is None or self.on_cpu:
             return ""
-        return f"what the step takes more than on one GPU; `--gpus 1,{count}` tells"
+        if self.on_one_gpu is None:
+            return f"{what}; `--gpus 1,{count}` tells"
+        return f"{what}: {self._other_batch}" if self._other_batch else ""
+
+    @cached_property
+    def _other_batch(self) -> str:
+        """Return that a rank has another batch than one GPU, as scripts may choose; empty if it has the same."""
+        own, alone = self.rank_batch, 0.0 if self.on_one_gpu is None else self.on_one_gpu.rank_batch
+        same = math.isclose(own, alone, rel_tol=_SAME_BATCH)
+        return "" if same else f"a rank's batch is {own:,.0f}, and that of one GPU {alone:,.0f}"
 
     @property
     def _unknown_flops(self) -> list[str]:
@@ -945,10 +955,10 @@ def diagnose(
     timed = [row for row in rows if row.step_seconds or row.trial.spec.recipe is not None]
     found = [Diagnosis(row, groups[group_of(row.trial)], typed) for row in timed]
     steady = [each for each in found if each.trial.spec.kind == "steady"]
-    alone = {comparison_key(each.trial, *GPUS): each for each in steady if each.trial.spec.world_size == 1}
+    alone = {key_on_one_gpu(each.trial): each for each in steady if each.trial.spec.num_gpus == 1}
     for each in steady:
-        if each.trial.spec.world_size > 1:
-            each.on_one_gpu = alone.get(comparison_key(as_on_one_gpu(each.trial), *GPUS))
+        if each.trial.spec.num_gpus > 1:
+            each.on_one_gpu = alone.get(key_on_one_gpu(each.trial))
     return found
 
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.speedup import (
-    GPUS,
-    as_on_one_gpu,
     baselines_among,
     comparison_key,
+    key_on_one_gpu,
     rate_estimate,
     speedup_estimate,
     step_estimate,
 )
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
-from castwise.analysis.training_metrics import PRECISION, run_comparison_key
+from castwise.analysis.training_metrics import NO_TIME, PRECISION, run_comparison_key
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row
 from castwise.spec.grouping import grouped
@@ -152,8 +151,8 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     configurations = grouped(trials, lambda trial: (trial.environment.fingerprint, trial.spec.configuration))
     references_of = {key: _references(group) for key, group in grouped(trials, group_of).items()}
     # Keys are costly for ten thousand trials: they are computed only if something is compared by them.
-    single = [trial for trial in trials if trial.spec.world_size == 1 and trial.status == "ok"]
-    on_one_gpu = _by_key(single if any(trial.spec.world_size > 1 for trial in trials) else (), *GPUS)
+    single = [trial for trial in trials if trial.spec.num_gpus == 1 and trial.status == "ok"]
+    on_one_gpu = grouped(single if any(trial.spec.num_gpus > 1 for trial in trials) else (), key_on_one_gpu)
     plain = [trial for trial in trials if not trial.spec.techniques and trial.status == "ok"]
     in_plain_loop = _by_key(plain if any(trial.spec.techniques for trial in trials) else (), "techniques")
     rows = []
@@ -163,10 +162,10 @@ def rows_of_steps(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         row = _row(own, references_of[group_of(own[0])], baselines, margin)
         if spec.techniques:
             loop_speedup = speedup_estimate(in_plain_loop.get(comparison_key(own[0], "techniques"), []), own)
-        if spec.world_size > 1 and row.throughput is not None:
-            alone = on_one_gpu.get(comparison_key(as_on_one_gpu(own[0]), *GPUS), [])
+        if spec.num_gpus > 1 and row.throughput is not None:
+            alone = on_one_gpu.get(key_on_one_gpu(own[0]), [])
             rate = rate_estimate(alone, step_estimate(alone))
-            efficiency = None if rate is None else row.throughput / (rate.value * spec.world_size)
+            efficiency = None if rate is None else row.throughput / (rate.value * spec.num_gpus)
             if efficiency is not None and (ratio := speedup_estimate(alone, own)) is not None:  # of times of a step
                 over = efficiency / ratio.value
                 scaling = Estimate(efficiency, over * ratio.low, over * ratio.high, ratio.n)
@@ -221,11 +220,11 @@ def rows_of_runs(trials: Sequence[Trial]) -> list[Row]:
         if trial.status == "ok" and trial.spec.precision == BASELINE:
             baselines.setdefault(run_comparison_key(trial, *PRECISION), trial)
         if trial.status == "ok" and trial.spec.world_size == 1:
-            singles.setdefault(run_comparison_key(trial, *GPUS), trial)
+            singles.setdefault(key_on_one_gpu(trial, recipe=NO_TIME), trial)
     rows = []
     for trial in trials:
         baseline = baselines.get(run_comparison_key(trial, *PRECISION))
-        single = singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS))
+        single = singles.get(key_on_one_gpu(trial, recipe=NO_TIME))
         rate, efficiency = training_metrics.throughput(trial), None
         if single is not None and trial.spec.world_size > 1 and rate and (alone := training_metrics.throughput(single)):
             efficiency = rate / (alone * trial.spec.world_size)

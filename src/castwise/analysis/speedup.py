@@ -27,7 +27,9 @@ _STRETCH_BIAS, _PAUSES_BIAS = 0.005, 0.02
 # times as far as any of the most. Source: chosen here; ten of 130 recorded configurations have one.
 _LEAST_STRAY, _TIMES_OTHERS = 0.03, 4
 # The fields in which configurations differ whose scaling efficiency is reported: weak scaling, a batch size per GPU.
-GPUS = ("world_size", "num_nodes", "parallelism")
+_GPUS = ("world_size", "num_nodes", "parallelism")
+# Likewise, of scripts: the command has the launcher, and the batch of a rank may be the script's to choose.
+_RANKS: dict[str, Any] = {"workload": True, "batch_size": True, "user_model": {"launcher": True}}
 
 
 def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial], *, family: int = 1) -> Estimate | None:
@@ -159,7 +161,7 @@ def was_timed(trial: Trial) -> bool:
     return trial.status in ("ok", "diverged") and bool(block_means(trial))
 
 
-def comparison_key(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
+def comparison_key(trial: Trial, *fields: str, **parts: Any) -> tuple[str, str]:
     """Return what a trial shares with those it can be compared with: the machine, and its spec but for some fields.
 
     The number of its repeat and the time limit never enter. Parts of fields are in the form of pydantic's `exclude`.
@@ -168,10 +170,11 @@ def comparison_key(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple
     return (trial.environment.fingerprint, trial.spec.without_extras.model_dump_json(exclude=exclude))
 
 
-def as_on_one_gpu(trial: Trial) -> Trial:
-    """Return a trial with the techniques that the same loop has on one GPU."""
+def key_on_one_gpu(trial: Trial, **parts: Any) -> tuple[str, str]:
+    """Return what a trial shares with that of the same loop on one GPU, in the form of `comparison_key`."""
     spec = trial.spec.model_copy(update={"techniques": for_one_gpu(trial.spec.techniques)})
-    return trial.model_copy(update={"spec": spec})
+    of_script = _RANKS if spec.is_script else {}
+    return comparison_key(trial.model_copy(update={"spec": spec}), *_GPUS, **of_script, **parts)
 
 
 def _step_seconds(trial: Trial) -> float:

@@ -258,6 +258,11 @@ class StepEvidence:
         return found if all(each.sm_clock_hertz for each in found) else []
 
     @property
+    def rank_batch(self) -> float:
+        """Return the units (images, tokens, samples) of one GPU's part of a step, a mean of those that were timed."""
+        return (self.row.throughput or 0.0) * self.seconds / self.trial.spec.num_gpus
+
+    @property
     def item_bytes(self) -> int:
         """Return the bytes of a factor of most products."""
         return ITEM_BYTES.get(next(iter(self.formats), ""), 4)

@@ -56,7 +56,7 @@ from castwise.spec.plan import Axes, parse_grid
 from castwise.spec.plan_file import PlanFile, planned_options
 from castwise.spec.trial import CPU_ROUND, CPU_SHORT, CUDA_ROUND, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import UserModel, UserWorkload, is_script, locate, slow_imports
+from castwise.spec.user_model import UserModel, UserWorkload, is_script, locate, slow_imports, with_ranks
 
 # What `castwise run` measures without a workload: short, and interesting on the machine.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
@@ -214,6 +214,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     names_precisions = options.precisions is not None
     if script is not None:
         options = _for_script(options, script, _EXPLAINED_OF_SCRIPTS if profiles else USUAL_OF_SCRIPTS)
+        own_models = list(options.workloads or ())
     check_request(options, own_models)
     store = Store(options.results) if options.results is not None else None
     import_once([*slow_imports([*own_models, *zoo_models]), *_compiler_of(options, is_search=is_search)])
@@ -232,7 +233,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
         user_workloads = _inspect(options, own_models, machine, limit, listener, begun)
         notes = [*filter(None, [data_note])]
         if script is not None and not is_planned:
-            options = _without_repeats(options, user_workloads[script], notes)
+            options = _without_repeats(options, user_workloads[own_models[0]], notes)
         protocol = _protocol(options, machine.device, short=short, profiles=profiles)
         specs = _axes(options).specs(machine.device, protocol, options.seed, user_workloads)
         if options.data_set not in (None, SYNTHETIC):
@@ -394,12 +395,13 @@ def planned_specs(
     script = None if runs_scripts else next(filter(is_script, own_models), None)
     if script is not None:
         options = _for_script(options, script, ())
+        own_models = list(options.workloads or ())
     check_request(options, own_models)
     user_workloads: dict[str, UserWorkload] = {}
     if own_models:
         import_once(slow_imports(own_models))
     if script is not None:
-        user_workloads = {script: UserWorkload(model=locate(script), batch_size=1)}
+        user_workloads = {name: UserWorkload(model=locate(name), batch_size=1) for name in own_models}
     elif own_models:
         machine = machine or detect_machine("cpu", options.data_dir)
         user_workloads = {n: inspect_user_model(machine, locate(n), options.timeout_seconds) for n in own_models}
@@ -502,7 +504,6 @@ def _for_script(options: RunOptions, script: str, usual: Sequence[str]) -> RunOp
     own = {
         "--batch-size": options.batch_sizes,
         "--seq-len": options.lengths,
-        "--gpus": options.world_sizes,
         "--parallelism": options.parallelisms,
         "--loss-scale": options.loss_scales,
         "--data-set": options.data_set,
@@ -525,7 +526,13 @@ def _for_script(options: RunOptions, script: str, usual: Sequence[str]) -> RunOp
     for name in named:
         if name not in OF_SCRIPTS:
             raise UsageError(f"A script cannot be given {name} from outside. It takes: {', '.join(OF_SCRIPTS)}.")
-    return replace(options, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
+    scripts = options.workloads
+    if options.world_sizes is not None:
+        _axes(options)  # refuses impossible numbers
+        if options.units_per_step is not None:
+            raise UsageError("--units-per-step counts what one number of GPUs trains on: leave it or --gpus out.")
+        scripts = tuple(with_ranks(script, count) for count in options.world_sizes)
+    return replace(options, workloads=scripts, world_sizes=None, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
 
 
 def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:

@@ -411,7 +411,7 @@ def trial_values(trial: Trial) -> dict[str, Any]:
     return {
         **{name: getattr(spec, name) for name in ("workload", "precision", "batch_size", "parallelism", "loss_scale")},
         "data_set": spec.data_set if spec.user_model is None else "own",
-        "gpus": spec.world_size,
+        "gpus": spec.num_gpus,
         "techniques": join(spec.techniques),
         **{name: getattr(spec, name) for name in ("seed", "repeat", "key")},
         "unit": unit_of(trial),

@@ -212,7 +212,8 @@ def setting_text(rows: Sequence[FlatRow], names: Sequence[str]) -> Callable[[Fla
                 return f"GPUs: {value}"
             case "gpus" | "parallelism":
                 is_said = name == "parallelism" and "gpus" in varied
-                gpus = "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs ({row['parallelism']})"
+                way = "" if row["parallelism"] == "none" else f" ({row['parallelism']})"  # a script has its own
+                gpus = "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs{way}"
                 return "" if is_said else gpus
             case "techniques" if value == NONE:
                 return "plain loop"

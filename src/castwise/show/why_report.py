@@ -109,7 +109,7 @@ def short_table(diagnoses: Sequence[Diagnosis], left_out: Sequence[LeftOut] = ()
     rows = [flat_row(each) for each in diagnoses]
     for each in left_out:
         fields = {name: getattr(each.spec, name) for name in ("precision", "loss_scale", "batch_size", "parallelism")}
-        rest = {"gpus": each.spec.world_size, "techniques": join(each.spec.techniques), "status": each.status}
+        rest = {"gpus": each.spec.num_gpus, "techniques": join(each.spec.techniques), "status": each.status}
         rows.append({**fields, **rest})
     # One ratio is enough here: the other is in `castwise run`'s table.
     ratio = "default_speedup" if any(row.get("default_speedup") for row in rows) else "speedup"
@@ -167,7 +167,8 @@ def numerics_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 
 def _name_of(spec: TrialSpec) -> str:
-    gpus = spec.world_size_label and f" on {spec.world_size_label}"
+    label = spec.world_size_label or (f"{spec.num_gpus} ranks" if spec.num_gpus > 1 else "")
+    gpus = label and f" on {label}"
     return f"{spec.precision} {' + '.join(spec.techniques)}".rstrip() + gpus
 
 

@@ -166,6 +166,11 @@ class TrialSpec(FrozenModel):
         return self.world_size if self.parallelism in ("ddp", "fsdp") else 1
 
     @property
+    def num_gpus(self) -> int:
+        """Return how many GPUs share a step; of a script those of its launcher's ranks."""
+        return self.world_size if self.user_model is None else max(self.world_size, self.user_model.num_ranks)
+
+    @property
     def process_batch_size(self) -> int:
         """Return the samples of a step in one process: a rank's, or those of all replicas with `dp`."""
         return self.batch_size * self.world_size // self.num_processes

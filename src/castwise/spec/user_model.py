@@ -48,6 +48,8 @@ _OTHER_LAUNCHERS = (
     *("uv", "poetry", "conda", "env", "bash", "sh"),
 )
 _RUNS_MODULE = ("-m", "--module")
+# The option of a launcher that says how many ranks it starts.
+_RANKS = re.compile(r"(--(?:nproc[-_]per[-_]node|num[-_]processes)[ =])(\S+)")
 # Options of a launcher that start what is no script, or on other hosts.
 _ELSEWHERE = re.compile(r" (--(no[-_]python|run[-_]path)|--(nnodes|num[-_]machines)[ =](?!1(:1)?( |$))\S+)")
 # The interpreter of a console script; one with a long path has a shell find it. Source: distlib, scripts.py.
@@ -93,6 +95,12 @@ class UserModel(FrozenModel):
     # In records, of the folder: files of one name and content may read different files next to them. Empty for a
     # pickle, which contains everything.
     folder_digest: str = renamed("", "place")
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks a script's launcher starts: 1 without one, or if it gives no number."""
+        named = _RANKS.search(shlex.join(self.launcher))
+        return int(named[2]) if named is not None and named[2].isdecimal() else 1
 
     @property
     def redacted(self) -> Self:
@@ -281,6 +289,25 @@ def _parse_script(command: str) -> tuple[list[str], str, list[str]]:
         after = range(len(launcher), len(words))
         first = next((i for i in after if words[i].endswith(".py") or words[i - 1] in _RUNS_MODULE), len(words))
     return words[:first], "".join(words[first : first + 1]), words[first + 1 :]
+
+
+def with_ranks(command: str, count: int) -> str:
+    """Return a script's command with so many ranks.
+
+    Raises:
+        UsageError: No launcher starts it.
+    """
+    start, file, arguments = _parse_script(command)
+    launcher = _launcher_of(start)
+    if not launcher:
+        raise UsageError(
+            f"A launcher starts a script on several GPUs, and '{command}' has none. Write: "
+            "castwise why --gpus 1,2 -- torchrun --nproc-per-node 2 train.py"
+        )
+    named, num_named = _RANKS.subn(rf"\g<1>{count}", shlex.join(start))
+    option = "--nproc-per-node" if "torch" in launcher[-1] else "--num_processes"
+    words = shlex.split(named) if num_named else [*launcher, option, str(count), *start[len(launcher) :]]
+    return shlex.join([*words, file, *arguments])
 
 
 def _file_of_module(name: str) -> str | None:
