@@ -1,9 +1,15 @@
 """The tables of memory: largest batches, from the trials of `castwise max-batch`, and bytes a parameter, from rows.
 
 Those of workloads lie under benchmarks/records/fit/. Those of docs/little-memory.md, with the runs of `castwise
-accuracy` that judge them, are put into benchmarks/records/little_memory/.
+accuracy` that judge them, are put into benchmarks/records/little_memory/. What that page predicts lies under
+benchmarks/records/predicted_memory/, a file for each model:
+
+    castwise fits gpt2 --gpu "RTX 4090,H100" --precision fp32,bf16-mixed,bf16-sr --optimizer-state fp32,8-bit
+        --format json
 """
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +20,8 @@ from castwise.accuracy.advice import with_accuracy
 from castwise.analysis.decide import Advice
 from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import peak_allocated_bytes, throughput
+from castwise.fits.predict import ERROR, NUM_ERRORS
+from castwise.fits.render import COLUMNS
 from castwise.max_batch.render import (
     baseline_of,
     breakdowns_of,
@@ -25,7 +33,7 @@ from castwise.max_batch.result import MaxBatch, has_trained, max_batches_of
 from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import DEFAULT, PRECISIONS, find_precision, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
-from castwise.registry.techniques import STATES, step_config_of
+from castwise.registry.techniques import STATES, parse_techniques, step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.show.table import markdown_text
 from castwise.show.units import format_bytes, format_percent, format_rate, format_ratio
@@ -110,6 +118,34 @@ def little_memory(folder: Path) -> str:
         return "None is on record yet.\n"
     heading = "model | choice | bytes a parameter | peak memory | largest batch | throughput there | accuracy"
     return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrl", cells)]) + "\n"
+
+
+def predicted_memory(folder: Path) -> str:
+    """Return what `castwise fits` predicts of each choice: a step's memory, and the largest batch of each GPU.
+
+    Each figure is followed by that with activation checkpointing.
+    """
+    (largest,) = (column for column in COLUMNS if column.name == "predicted_batch")
+    cells, gpus = list[list[object]](), dict[str, None]()
+    for document in (json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))):
+        found: dict[tuple[str, str], dict[tuple[str, bool], tuple[str, str]]] = {}
+        for row in document["fits"]:
+            config = step_config_of(parse_techniques(row["techniques"]))
+            at = (row["gpu"], "activation-checkpointing" in row["techniques"])
+            batch = largest.text(row).removeprefix("about ")
+            found.setdefault((row["precision"], config.optimizer_state), {})[at] = (
+                format_bytes(row["needed_bytes"]),
+                batch,
+            )
+            gpus[row["gpu"]] = None
+        for (precision, state), each in found.items():
+            needed = " / ".join(each[next(iter(gpus)), is_kept][0] for is_kept in (False, True))
+            batches = [" / ".join(each[gpu, is_kept][1] for is_kept in (False, True)) for gpu in gpus]
+            name = f"{document['workload']}, batch {document['fits'][0]['batch_size']}"
+            cells.append([name, f"`{precision}`", state or "plain", needed, *batches])
+    heading = f"model | precision | Adam's state | step | {' | '.join(f'largest on {gpu}' for gpu in gpus)}"
+    right = f"95 % of {NUM_ERRORS} peaks on record lie within {format_percent(math.expm1(ERROR))} of predictions."
+    return "\n".join([right, "", *markdown(heading, "lll" + "r" * (1 + len(gpus)), cells)]) + "\n"
 
 
 def in_a_sentence(name: str, measured: Measured) -> str:
