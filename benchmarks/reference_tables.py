@@ -18,7 +18,6 @@ from castwise.records import schema
 from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.workloads import WORKLOADS
 from castwise.show.fields import Field
-from castwise.show.presentation import Grid
 from castwise.show.table import markdown_grid
 from castwise.spec import recipe, trial, user_model
 from castwise.spec.options import RunOptions, options_of
@@ -53,16 +52,10 @@ def commands(_: str) -> str:
 
 def listing(name: str) -> str:
     """Return what `castwise list NAME` prints."""
-    made = getattr(listings, name)()
-    if isinstance(made, Grid):
-        columns = [*made.table.columns, *(Field(each, each) for each in made.setting)]
-        quoted = [{**row, columns[0].name: f"`{row[columns[0].name]}`"} for row in made.table.rows]
-        return "\n".join(markdown_grid(columns, quoted)) + "\n"
-    heading = " | ".join(str(column.header) for column in made.columns)
-    first, *others = ([str(cell) for cell in column.cells] for column in made.columns)
-    cells = zip([f"`{each}`" for each in first], *([_cell(each) for each in column] for column in others), strict=True)
-    alignment = "".join("r" if column.justify == "right" else "l" for column in made.columns)
-    return "\n".join(markdown(heading, alignment, cells)) + "\n"
+    grid = getattr(listings, name)()[-1]
+    columns = [*grid.table.columns, *(Field(each, each) for each in grid.setting)]
+    quoted = [{**row, columns[0].name: f"`{row[columns[0].name]}`"} for row in grid.table.rows]
+    return "\n".join(markdown_grid(columns, quoted)) + "\n"
 
 
 def sizes(_: str) -> str:

@@ -20,6 +20,7 @@ from castwise.registry.gpus import GPU_MODELS
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.techniques import SETS, TECHNIQUES
 from castwise.registry.workloads import WORKLOADS
+from castwise.show.presentation import print_parts
 from castwise.spec.options import RunOptions, options_of
 
 ALL = [row.name for row in PRECISIONS]
@@ -126,20 +127,42 @@ def test_list_alone_lists_everything(command: CommandLine) -> None:
 
 
 def test_the_list_of_gpus_fits_a_narrow_terminal() -> None:
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    listings.devices().print(console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = shown_list("devices", 80)
     assert max(map(len, shown.splitlines())) <= 80
     assert re.search(r"^  NVIDIA H200 +141 +67 +494\.5 +989\.5 +989\.5 +1979 +4\.8$", shown, re.MULTILINE)
 
 
-def test_a_list_keeps_its_names_whole_on_a_narrow_terminal() -> None:
-    console = Console(width=80, file=io.StringIO())
-    console.print(listings.techniques())
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(re.search(rf"^{re.escape(row.name)} ", shown, re.MULTILINE) for row in TECHNIQUES)
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "…" not in shown
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("what", app.Listing)
+def test_a_list_breaks_no_word_on_a_narrow_terminal(what: str, width: int) -> None:
+    shown = shown_list(what, width)
+    assert max(map(len, shown.splitlines())) <= width
+    wide = "left out, the terminal is too narrow: (a pipe gets it) " + shown_list(what, 1000)
+    assert set(shown.split()) <= set(wide.split())
+
+
+def shown_list(what: str, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    print_parts(getattr(listings, what)(), console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_two_lists_of_gpus_name_each_other_first(command: CommandLine) -> None:
+    assert "`castwise list devices`" in command("list", "gpus").out.splitlines()[0]
+    assert "`castwise list gpus`" in command("list", "devices").out.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["run", "why", "tune", "max-batch", "fits", "accuracy", "suite", "compare", "list"])
+def test_help_breaks_no_word_on_a_narrow_terminal(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shown = []
+    for width in ("60", "400"):
+        monkeypatch.setenv("COLUMNS", width)
+        shown.append(re.sub("[│╭╮╰╯─]", " ", command(name, "--help").out))
+    narrow, wide = shown
+    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines()))
+    assert set(narrow.split()) <= set(wide.split())
 
 
 @pytest.mark.parametrize(

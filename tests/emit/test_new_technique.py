@@ -19,6 +19,7 @@ from castwise.emit.source import copy_definitions
 from castwise.errors import UsageError
 from castwise.registry.technique_fit import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, Technique, step_config_of
+from castwise.show.presentation import print_parts
 from castwise.spec.plan import ParameterGrid, parse_grid
 from castwise.tune.candidates import Change, allowed_techniques, is_applicable
 
@@ -41,7 +42,7 @@ def test_a_new_row_is_planned_and_listed() -> None:
     assert why_unsupported(images) is None
     assert "is for images" in str(why_unsupported(words))
     console = Console(width=400, file=io.StringIO(), record=True)
-    console.print(listings.techniques())
+    print_parts(listings.techniques(), console)
     assert NAME in console.export_text()
 
 

@@ -65,7 +65,7 @@ def _options(
 ) -> None:
     del version
     if context.invoked_subcommand is None:
-        print(_START, end="")
+        print(wrap(_START, shutil.get_terminal_size().columns), end="")
 
 
 add_command(app, "run", run.run, run.EXAMPLES)
@@ -98,18 +98,14 @@ def list_(
         Listing | None, typer.Argument(help="What to list. Without it: everything.", case_sensitive=False)
     ] = None,
 ) -> None:
-    """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
+    """List workloads, precisions, techniques, gpus (their generations), devices (GPUs by name, peaks) or suites."""
     from castwise.cli import listings
     from castwise.show.console import result_console
-    from castwise.show.presentation import Grid
+    from castwise.show.presentation import print_parts
 
     console = result_console()
     for listing in Listing if what is None else [what]:
-        made = getattr(listings, listing.value)()
-        if isinstance(made, Grid):
-            made.print(console)
-        else:
-            console.print(made)
+        print_parts(getattr(listings, listing.value)(), console)
         if what is None:
             console.print()
 

@@ -1,47 +1,46 @@
 """What castwise knows by name, as tables."""
 
-from rich.table import Table
+from collections.abc import Sequence
 
 from castwise.registry.architectures import ARCHITECTURES, FORMATS, dotted, needed_capabilities
 from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
 from castwise.registry.precisions import NAMED_PRECISIONS, PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
-from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
+from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, needs_of
 from castwise.registry.workloads import WORKLOADS
 from castwise.show.fields import Field, FlatRow
-from castwise.show.presentation import Grid
+from castwise.show.presentation import Grid, Part, paragraph
 from castwise.show.table import DataTable
 from castwise.spec.types import SYNTHETIC
 
 
-def _table(*headings: str) -> Table:
-    """Return a table whose names stay whole on a narrow terminal: the other columns wrap."""
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, no_wrap=number == 0, overflow="fold")
-    return table
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
+    """Return a table whose names stay whole on a narrow terminal: the other columns break between words."""
+    fields = [Field(heading, heading, wraps=number > 0) for number, heading in enumerate(headings)]
+    return Grid(DataTable(fields, [dict(zip(headings, row, strict=True)) for row in rows]))
 
 
-def workloads() -> Table:
-    table = _table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is")
-    for row in WORKLOADS:
-        batches = f"{row.batch_size} / {row.cpu_batch_size}"
-        table.add_row(row.name, row.unit, batches, ", ".join(row.data_sets) or "–", row.summary)
-    table.add_row("torchvision:NAME", "images", "64 / 4", "–", "any image classifier of torchvision")
-    table.add_row("timm:NAME", "images", "64 / 4", "–", "any model of timm with a classifier")
-    return table
+def workloads() -> list[Part]:
+    rows = [
+        (r.name, r.unit, f"{r.batch_size}/{r.cpu_batch_size}", ", ".join(r.data_sets) or "–", r.summary)
+        for r in WORKLOADS
+    ]
+    rows.append(("torchvision:NAME", "images", "64/4", "–", "any image classifier of torchvision"))
+    rows.append(("timm:NAME", "images", "64/4", "–", "any model of timm with a classifier"))
+    return [_table(("workload", "counts", "batch (GPU/CPU)", "real data", "what it is"), rows)]
 
 
-def precisions() -> Table:
-    table = _table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is")
+def precisions() -> list[Part]:
+    rows = []
     for row in (*PRECISIONS, *NAMED_PRECISIONS):
         needed = needed_capabilities(row.format or "")
         needs = "any" if needed is None else f"≥ {dotted(needed[0])}"
         needs += f", < {dotted(needed[1])}" if needed and needed[1] else ""
         needs += ", else emulated" if ARCHITECTURES[0].support(row.format or "") == "emulated" else ""
         also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
-        table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)
-    return table
+        summary = f"{row.summary}; also called {also}" if also else row.summary
+        rows.append((row.name, needs, "yes" if row.on_cpu else "no", row.loss_scale, summary))
+    return [_table(("precision", "needs (CUDA)", "on CPU", "loss scale", "what it is"), rows)]
 
 
 # What a technique does to the numbers, for people.
@@ -55,31 +54,31 @@ NUMERICS = {
 }
 
 
-def techniques() -> Table:
-    table = _table("technique", "what it does", "needs, costs, numbers")
+def techniques() -> list[Part]:
+    rows = []
     for row in TECHNIQUES:
         facts = [f"needs {needs_of(row)}", f"costs {row.cost}", f"numbers: {NUMERICS[row.numerics]}"]
         facts += [f"in suites{' and scripts' * row.fits_scripts} only"] if "steady" not in row.kinds else []
-        table.add_row(row.name, row.summary, "; ".join(each for each in facts if not each.endswith((" –", " none"))))
+        rows.append((row.name, row.summary, "; ".join(each for each in facts if not each.endswith((" –", " none")))))
     for name, members in SETS.items():
         own = "; in a suite, for the loop that its file names" if name == TUNED else ""
-        table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "")
-    return table
+        rows.append((name, f"short for {', '.join(members)}, as far as they apply{own}", ""))
+    return [_table(("technique", "what it does", "needs, costs, numbers"), rows)]
 
 
-def gpus() -> Table:
+def gpus() -> list[Part]:
     """Return what each generation of GPUs trains in, and which PyTorch has kernels for it."""
-    table = _table("since", "generation", "trains in", "no faster", "PyTorch", "note")
+    rows = []
     for row in ARCHITECTURES:
         words = {"slow": "{}", "emulated": "{} (emulated)"}
-        slow = [words[kind].format(name) for name in FORMATS if (kind := row.support(name)) in words]
-        table.add_row(
-            row.code, row.name, ", ".join(row.native.split()) or "–", ", ".join(slow) or "–", row.build, row.note or "–"
-        )
-    return table
+        slow = ", ".join(words[kind].format(name) for name in FORMATS if (kind := row.support(name)) in words)
+        native = ", ".join(row.native.split())
+        rows.append((row.code, row.name, native or "–", slow or "–", row.build, row.note or "–"))
+    head = "What each generation of GPUs trains in. `castwise list devices` has GPUs by their names, for `fits --gpu`."
+    return [paragraph(head), _table(("since", "generation", "trains in", "no faster", "PyTorch", "note"), rows)]
 
 
-def devices() -> Grid:
+def devices() -> list[Part]:
     """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s, below their source."""
     titles = {**dict.fromkeys(PEAK_DTYPES), "TB/s": None, "measured fp16, bf16": None}
     columns = [Field("gpu", "GPU (TFLOP/s, dense)", wraps=True), Field("memory", "GB", "count")]
@@ -90,18 +89,20 @@ def devices() -> Grid:
         texts = zip(titles, [*figures, measured], strict=True)
         rows.append({"gpu": row.names[0], "memory": row.memory_gigabytes, "source": row.source, **dict(texts)})
     table = DataTable([*columns, *(Field(title, title, "count") for title in titles)], rows)
-    return Grid(table, setting=("source",), drop_first=("measured fp16, bf16",), elsewhere="a pipe gets it")
+    grid = Grid(table, setting=("source",), drop_first=("measured fp16, bf16",), elsewhere="a pipe gets it")
+    head = "GPUs by their names, as `fits --gpu` takes them. `castwise list gpus` says what their generations train in."
+    return [paragraph(head), grid]
 
 
-def suites() -> Table:
-    table = _table("suite", "runs", "real data", "published on", "what it measures")
+def suites() -> list[Part]:
+    rows = []
     for name in SUITE_NAMES:
         suite = find_suite(name)
         data = dict.fromkeys(cells.data_set for cells in suite.cells if cells.data_set != SYNTHETIC)
         gpus = dict.fromkeys(figure.gpu for figure in suite.published)
-        runs = len(specs_of(suite, device="cuda:0"))
-        table.add_row(name, str(runs), ", ".join(data) or "–", ", ".join(gpus) or "no figures in numbers", suite.title)
-    return table
+        runs = str(len(specs_of(suite, device="cuda:0")))
+        rows.append((name, runs, ", ".join(data) or "–", ", ".join(gpus) or "no figures in numbers", suite.title))
+    return [_table(("suite", "runs", "real data", "published on", "what it measures"), rows)]
 
 
 def _figure(value: float | None) -> str:

@@ -50,7 +50,7 @@ class ManyMachinesOptions:
     ] = None
     sbatch: Annotated[
         tuple[str, ...] | None,
-        _Option("Other options of sbatch, comma-separated: time=60,account=mine.", metavar="KEY=VALUE,…"),
+        _Option("Other options of sbatch, comma-separated: time=60, account=mine.", metavar="KEY=VALUE,…"),
     ] = None
 
     def check(self, options: RunOptions) -> None:

@@ -54,4 +54,4 @@ class MaxBatchOptions(StepOptions):
             **DURATION,
         ),
     ] = None
-    curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True
+    curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.", "How long")] = True
