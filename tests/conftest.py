@@ -22,6 +22,7 @@ from hypothesis import settings
 from programs import PATIENCE_SECONDS, Program, heed_signals
 
 from castwise.cli import app, measuring
+from castwise.max_batch import search
 from castwise.orchestrator import machine, processes
 from castwise.registry.datasets import DATA_VARIABLE
 from castwise.telemetry import sampler
@@ -55,6 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from searching, in each test, the million objects that imports have made."""
     gc.freeze()
+
+
+# The fake engine's machine has a driver of GPUs.
+search.may_have_gpu = lambda device: device != "cpu"
 
 
 @pytest.fixture(autouse=True)

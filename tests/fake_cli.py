@@ -34,6 +34,7 @@ def main() -> None:
 
     from castwise.cli import measuring
     from castwise.cli.app import main as castwise_main
+    from castwise.max_batch import search
     from castwise.orchestrator import machine
 
     descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
@@ -46,6 +47,7 @@ def main() -> None:
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
     machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    search.may_have_gpu = lambda device: device != "cpu"
     measuring.MOMENT_SECONDS = 3600.0
     try:
         castwise_main()

@@ -220,6 +220,30 @@ def test_what_typer_refuses_is_one_line(command: CommandLine, arguments: tuple[s
     assert line.endswith(f". `castwise {arguments[0]} --help` says what there is.")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("max-batch", "mnist-cnn", "--device", "cpu"), "name a limit with --memory"),
+        (("max-batch", "mnist-cnn", "--budget", "2s"), "A budget of 2 s is too short"),
+        (("accuracy", "mnist-cnn", "--budget", "2s"), "A budget of 2 s is too short"),
+        *(((name, "none.py:build"), "'none.py' does not exist") for name in ("max-batch", "accuracy", "tune", "fits")),
+        *(
+            ((name, "gpt2", "--precision", "bf17"), "No precision named 'bf17'")
+            for name in ("max-batch", "accuracy", "fits")
+        ),
+        (("fits", "gpt2", "--gpu", "L5"), "No GPU named 'L5'"),
+        (("accuracy", "resnet50"), "No suite trains 'resnet50'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_is_known_to_be_wrong_is_said_before_any_process(
+    command: CommandLine, arguments: tuple[str, ...], words: str
+) -> None:
+    done = command(*arguments)
+    assert (done.code, done.out, done.engine.sessions) == (2, "", [])
+    assert words in done.error_lines[-1]
+
+
 def test_options_reach_the_trials(command: CommandLine) -> None:
     lists = ("--precision", "fp32,bf16-mixed", "--batch-size", "4, 8", "--techniques", "none,channels-last")
     numbers = ("--device", "cpu", "--seconds", "6", "--timeout", "9", "--seed", "3", "--rounds", "1")

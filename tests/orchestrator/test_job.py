@@ -143,7 +143,7 @@ FAULTS = {
 def test_what_a_cpu_will_measure_is_known_before_torch_is_there(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], has_gpu: bool, said: str
 ) -> None:
-    monkeypatch.setattr(job_module, "may_have_gpu", lambda: has_gpu)
+    monkeypatch.setattr(machine_module, "driver_version", lambda: "580" if has_gpu else None)
     monkeypatch.setattr(job_module, "this_cpu", lambda: Hardware("a CPU", None, ("avx512_bf16",)))
     assert outlook(RunOptions(**asked)) == said
 
@@ -159,7 +159,7 @@ def test_what_a_cpu_will_measure_is_known_before_torch_is_there(
 def test_what_is_profiled_is_known_before_torch_is_there(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], has_gpu: bool, said: str
 ) -> None:
-    monkeypatch.setattr(job_module, "may_have_gpu", lambda: has_gpu)
+    monkeypatch.setattr(machine_module, "driver_version", lambda: "580" if has_gpu else None)
     monkeypatch.setattr(job_module, "this_cpu", lambda: Hardware("a CPU", None, ()))
     assert profile_outlook(WhyOptions(**asked)).startswith(said)
 

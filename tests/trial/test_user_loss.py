@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.trial.user_model.contract import Contract
-from castwise.trial.user_model.loop import check_batch_keys, loss_of_output, make_compute_loss
+from castwise.trial.user_model.loop import check_batch, loss_of_output, make_compute_loss
 
 X, X2, Y = torch.ones(4, 3), torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 
@@ -160,15 +160,22 @@ class TwoTower(nn.Linear):
 def test_a_label_in_a_dict_that_the_model_does_not_take_is_refused_with_the_way_out() -> None:
     batch = {"user": X, "item": X, "click": Y}
     with pytest.raises(UsageError, match=r"has 'click', which TwoTower does not take.*training_step\(model, batch\)"):
-        check_batch_keys(Contract(TwoTower(3, 3), batch, nn.MSELoss()), "train_me.py:build", batch)
+        check_batch(Contract(TwoTower(3, 3), batch, nn.MSELoss()), "train_me.py:build", batch)
     hooked = TwoTower(3, 3)
     hooked.register_forward_pre_hook(lambda *_: None, with_kwargs=True)
-    check_batch_keys(Contract(hooked, batch), "train_me.py:build", batch)  # a hook may take the label out
+    check_batch(Contract(hooked, batch), "train_me.py:build", batch)  # a hook may take the label out
+
+
+def test_a_batch_that_the_model_does_not_take_whole_is_refused_if_no_loss_is_given() -> None:
+    with pytest.raises(UsageError, match=r"build gives no loss, so its whole batch goes into Linear.*batch, loss\)\."):
+        check_batch(Contract(nn.Linear(3, 3), (X, Y)), "train_me.py:build", (X, Y))
+    check_batch(Contract(nn.Linear(3, 3), (X, Y), nn.CrossEntropyLoss()), "train_me.py:build", (X, Y))
+    check_batch(Contract(Recording(), (X, Y)), "train_me.py:build", (X, Y))
 
 
 def test_a_key_that_is_nearly_an_argument_of_the_model_is_refused() -> None:
     def check(batch: Any, **parts: Any) -> None:
-        check_batch_keys(Contract(Lenient(3, 3), batch, **parts), "train_me.py:build", batch)
+        check_batch(Contract(Lenient(3, 3), batch, **parts), "train_me.py:build", batch)
 
     with pytest.raises(UsageError, match="has 'label', which Lenient does not take: it takes 'labels'"):
         check({"input_ids": X, "label": Y})

@@ -34,6 +34,7 @@ from castwise.registry.techniques import (
 from castwise.registry.workloads import find_workload
 from castwise.show.units import format_duration
 from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.options import check_budget
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserWorkload, locate, slow_imports
@@ -168,6 +169,8 @@ def prepare_accuracy(
         reason = unsupported_reason(spec, machine.environment)
         if reason is not None:
             raise UsageError(f"{spec.label}: {reason}.")
+    if (took := time.perf_counter() - began) > (options.budget_seconds or math.inf):
+        raise UsageError(f"A budget of {options.budget_seconds:g} s is too short: getting ready took {took:.0f} s.")
     if recipe is not None:
         provide(machine.engine, find_data_set(recipe[1].data_set), machine.data_dir)
     store = Store(options.results) if options.results is not None else None
@@ -188,6 +191,7 @@ def _check(options: AccuracyOptions) -> None:
     if options.loss_scale is not None:
         parse_loss_scale(options.loss_scale)  # also if no precision has one
     check_device_name(options.device)
+    check_budget(options.budget_seconds)
 
 
 def _precisions(options: AccuracyOptions, environment: Environment) -> list[str]:

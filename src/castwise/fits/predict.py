@@ -13,7 +13,7 @@ from typing import Literal
 from castwise.errors import UsageError
 from castwise.fits.options import DEFAULT_GPUS, DEFAULT_PRECISIONS, DEFAULT_TECHNIQUES, FitsOptions
 from castwise.max_batch.result import USABLE
-from castwise.orchestrator.job import planned_specs
+from castwise.orchestrator.job import check_request, planned_specs
 from castwise.orchestrator.machine import FindMachine, detect_machine
 from castwise.orchestrator.session import Engine, TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
@@ -173,6 +173,7 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
         optimizer_states=request.optimizer_states,
         timeout_seconds=request.timeout_seconds,
     )
+    check_request(options)
     machine = find_machine("cpu", None, ())
     specs = planned_specs(options, machine, runs_scripts=False)[1]
     if specs[0].user_model is not None and specs[0].user_model.launcher:

@@ -29,7 +29,7 @@ from castwise.max_batch.result import (
     predict,
 )
 from castwise.orchestrator.job import Job, prepare
-from castwise.orchestrator.machine import FindMachine, detect_machine
+from castwise.orchestrator.machine import FindMachine, detect_machine, may_have_gpu
 from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Environment, Trial
@@ -37,7 +37,7 @@ from castwise.records.store import is_reusable
 from castwise.registry.gpus import CONTEXT_BYTES
 from castwise.registry.precisions import DEFAULT
 from castwise.spec.memory_line import largest_batch, needed_bytes
-from castwise.spec.options import steps_of
+from castwise.spec.options import check_budget, steps_of
 from castwise.spec.trial import FIT, TrialSpec
 
 MULTIPLE = 8
@@ -47,6 +47,10 @@ MOST_TRIALS = 32
 _STEP = 0.01
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
 _KNEE_WITHIN = 2
+_NO_LIMIT = (
+    "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: name a limit with "
+    "--memory, such as --memory 2GiB."
+)
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,9 @@ def prepare_max_batch(
     steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps
     if steps < least:
         raise UsageError(f"{steps} are too few steps to see whether a batch trains: name at least {least}.")
+    check_budget(request.budget_seconds)
+    if request.memory_bytes is None and not may_have_gpu(request.device):
+        raise UsageError(_NO_LIMIT)
     run_options = steps_of(request, workloads=(request.workload,), batch_sizes=(START,))
     job = prepare(run_options, listener, find_machine)
     limit = _limit(request, job.runner.environment)
@@ -306,10 +313,7 @@ def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
     whole = environment.gpu_memory_bytes if environment.gpu is not None else None
     asked = request.memory_bytes
     if whole is None and asked is None:
-        raise UsageError(
-            "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: "
-            "name a limit with --memory, such as --memory 2GiB."
-        )
+        raise UsageError(_NO_LIMIT)
     if whole is not None and asked is not None and asked > whole:
         raise UsageError(
             f"--memory {asked / 2**30:.3g} GiB is more than {environment.device_name} has ({whole / 2**30:.1f} GiB)."

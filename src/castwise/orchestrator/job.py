@@ -152,7 +152,7 @@ def outlook(options: RunOptions) -> str:
 
     Empty if there may be a GPU.
     """
-    if options.device not in (None, "cpu") or (options.device is None and may_have_gpu()):
+    if may_have_gpu(options.device):
         return ""
     usual = tuple(row.name for row in PRECISIONS) if options.workloads else _BARE_CPU[1]
     usual = USUAL_OF_SCRIPTS if any(map(is_script, options.workloads or ())) else usual
@@ -215,7 +215,7 @@ def prepare(  # noqa: PLR0913  what a job depends on, by keyword
     if script is not None:
         options = _for_script(options, script, _EXPLAINED_OF_SCRIPTS if profiles else USUAL_OF_SCRIPTS)
         own_models = list(options.workloads or ())
-    check_request(options, own_models)
+    check_request(options)
     store = Store(options.results) if options.results is not None else None
     import_once([*slow_imports([*own_models, *zoo_models]), *_compiler_of(options, is_search=is_search)])
     phase("starting PyTorch, which takes longest the first time", 0.0)
@@ -396,7 +396,7 @@ def planned_specs(
     if script is not None:
         options = _for_script(options, script, ())
         own_models = list(options.workloads or ())
-    check_request(options, own_models)
+    check_request(options)
     user_workloads: dict[str, UserWorkload] = {}
     if own_models:
         import_once(slow_imports(own_models))
@@ -535,8 +535,9 @@ def _for_script(options: RunOptions, script: str, usual: Sequence[str]) -> RunOp
     return replace(options, workloads=scripts, world_sizes=None, precisions=tuple(dict.fromkeys([AS_WRITTEN, *named])))
 
 
-def check_request(options: RunOptions, user_models: Sequence[str] = ()) -> None:
+def check_request(options: RunOptions) -> None:
     """Refuse unknown names and impossible numbers before any process is started."""
+    user_models, _ = _own_and_zoo_models(options)
     if not any(map(is_script, user_models)):
         if AS_WRITTEN in (options.precisions or ()):
             raise UsageError(f"'{AS_WRITTEN}' is the precision of a script: castwise run -- python train.py")

@@ -120,8 +120,10 @@ class _CheckedEngine:
         return self.engine.start(timeout_seconds, num_processes)
 
 
-def may_have_gpu() -> bool:
-    """Return whether there is a driver of GPUs; no process is needed to know."""
+def may_have_gpu(device: str | None) -> bool:
+    """Return whether a device may be a GPU; None is one if there is a driver. No process is needed to know."""
+    if device is not None:
+        return device != "cpu"
     return driver_version() is not None or Path("/dev/kfd").exists() or sys.platform == "darwin"
 
 

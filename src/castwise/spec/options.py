@@ -22,6 +22,17 @@ Panel = Literal["What to measure", "How long", "Machine", "Output", "Records", "
 DEFAULT_RESULTS = Path("castwise-results")
 
 
+_LEAST_BUDGET_SECONDS = 5.0  # `import torch` takes 2.4 s, a trial's process and its warm-up seconds more
+
+
+def check_budget(seconds: float | None) -> None:
+    """Refuse a budget in which not even the first trial can end, before any process is started."""
+    if seconds is not None and seconds < _LEAST_BUDGET_SECONDS:
+        raise UsageError(
+            f"A budget of {seconds:g} s is too short: PyTorch and the first trial take longer. Try --budget 5min."
+        )
+
+
 @dataclass(frozen=True)
 class Option:
     """How a field of an options class is given."""

@@ -30,7 +30,7 @@ from castwise.trial.user_model.contract import Contract, call_without_arguments,
 from castwise.trial.user_model.global_state import user_code
 from castwise.trial.user_model.lightning import adapt, is_lightning_module
 from castwise.trial.user_model.loop import (
-    check_batch_keys,
+    check_batch,
     make_compute_loss,
     make_loop,
     make_optimizer,
@@ -143,7 +143,7 @@ def _load(model: UserModel) -> _Loaded:
                 "argument after the model."
             )
         check_optimizer(contract.optimizer, contract.model, source)
-        check = partial(check_batch_keys, contract, source)
+        check = partial(check_batch, contract, source)
         batches = BatchMaker(contract.batch, contract.accumulate, source, check)
     notes += helper_notes(num_helpers)
     weights = [each for each in contract.model.parameters() if each.is_floating_point()]

@@ -204,12 +204,23 @@ def make_loop(contract: Contract, source: str) -> UserLoop:
     )
 
 
-def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
-    """Check the keys of a dict that goes into the model: a model may take any key in silence, and leave it unread."""
-    if contract.training_step is not None or not isinstance(batch, Mapping):
+def check_batch(contract: Contract, source: str, batch: Any) -> None:
+    """Check that the model takes a batch without a loss, and a dict's keys, which it may take in silence, unread."""
+    if contract.training_step is not None or (contract.loss is not None and not isinstance(batch, Mapping)):
+        return
+    signature, name = inspect.signature(contract.model.forward), type(contract.model).__name__
+    if isinstance(batch, tuple | list) and not contract.model._forward_pre_hooks:
+        try:
+            signature.bind(*batch)
+        except TypeError as error:
+            raise UsageError(
+                f"{source} gives no loss, so its whole batch goes into {name}, whose output is the loss: {error}. "
+                "Return (model, batch, loss)."
+            ) from None
+    if not isinstance(batch, Mapping):
         return
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(contract.model.forward).parameters.values()
+    parameters = signature.parameters.values()
     missing = [each.name for each in parameters if each.kind in named and each.name not in batch]
     taken = {each.name for each in parameters}
     # A hook of theirs may take keys out.
@@ -217,15 +228,12 @@ def check_batch_keys(contract: Contract, source: str, batch: Any) -> None:
     takes_any |= bool(contract.model._forward_pre_hooks)
     for key in batch:
         if key not in taken and (near := difflib.get_close_matches(str(key), missing, n=1, cutoff=_NEAR_NAME)):
-            raise UsageError(
-                f"The batch of {source} has '{key}', which {type(contract.model).__name__} does not take: "
-                f"it takes '{near[0]}'."
-            )
+            raise UsageError(f"The batch of {source} has '{key}', which {name} does not take: it takes '{near[0]}'.")
         if key not in taken and not takes_any:
             raise UsageError(
-                f"The batch of {source} has '{key}', which {type(contract.model).__name__} does not take: a dict's "
-                "items are the model's arguments. Return a training_step(model, batch), which gives the model its "
-                "arguments, and returns the loss."
+                f"The batch of {source} has '{key}', which {name} does not take: a dict's items are the model's "
+                "arguments. Return a training_step(model, batch), which gives the model its arguments, and returns the "
+                "loss."
             )
 
 
