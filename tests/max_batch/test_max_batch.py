@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,6 +171,19 @@ def test_what_was_found_is_printed_if_the_search_is_interrupted_or_its_budget_en
     done = command(*arguments, "--budget", "50s", "--again")
     assert (done.code, done.engine.measured) == (2, [])
     assert "ended before any trial" in done.error_lines[-1]
+
+
+def test_a_batch_above_which_none_failed_is_said_to_be_a_least(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("max-batch", "resnet50", "--precision", "fp32", "--results", command.results)
+    monkeypatch.setattr(search, "MOST_TRIALS", 2)
+    done = command(*arguments)
+    assert re.search(r"^fp32 +at least 32 +– ", done.out, re.MULTILINE), done.out
+    command("report", command.results, "-o", page := command.results / "r.html")
+    assert "resnet50 at least 32 in fp32" in page.read_text()
+    monkeypatch.setattr(search, "MOST_TRIALS", 32)
+    assert "at least" not in command(*arguments, "--wide").out
 
 
 def test_a_limit_and_a_margin_are_what_trials_are_held_to() -> None:

@@ -59,7 +59,7 @@ SUMMARY = (
     column("techniques", lambda found: join(found.spec.techniques), varies=False, default=("none",)),
     column("gpus", lambda found: found.spec.world_size),
     column("parallelism", lambda found: found.spec.parallelism),
-    column("largest_batch", _of("largest", _batch_size), short="largest batch"),
+    column("largest_batch", _of("largest", _batch_size), short="largest batch", format=lambda row: row["words"]),
     column("failing_batch", _of("failing", _batch_size), short="first that fails"),
     column("batch_ratio", short="× batch", place="table"),
     column(
@@ -141,6 +141,7 @@ def ratio_of(found: MaxBatch, others: Sequence[MaxBatch]) -> float | None:
 def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
     return {
         **values_of(SUMMARY, found),
+        "words": found.words,
         "batch_ratio": ratio_of(found, others),
         "prediction_error": found.prediction_error,
         "unit": steady_metrics.unit_of(found.trials[0]),

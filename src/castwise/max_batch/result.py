@@ -166,6 +166,13 @@ class MaxBatch:
         return self.trained[-1] if self.trained else None
 
     @property
+    def words(self) -> str:
+        """Return the largest batch: `1,688`; `at least 8` if no larger one was seen to fail; `none` if none trained."""
+        if self.largest is None:
+            return "none"
+        return f"{'at least ' * (self.failing is None)}{self.largest.spec.batch_size:,}"
+
+    @property
     def failing(self) -> Trial | None:
         """Return the smallest batch above it that did not train."""
         above = self.largest.spec.batch_size if self.largest else 0

@@ -109,8 +109,7 @@ def _largest_batches(collection: Collection) -> str:
     largest: dict[str, list[str]] = {}  # batches, by workload
     for each in max_batches_of(collection.trials):
         loop = ", ".join((each.spec.precision, *each.spec.techniques))
-        size = "none" if each.largest is None else f"{each.largest.spec.batch_size:,}"
-        largest.setdefault(each.spec.workload, []).append(f"{size} in {loop}")
+        largest.setdefault(each.spec.workload, []).append(f"{each.words} in {loop}")
     named = [f"{name} {', '.join(sizes)}" for name, sizes in largest.items()][:_MAX_NAMES]
     return f"Largest batches that train: {'; '.join(named)}" if named else "No trial was measured"
 

@@ -31,13 +31,13 @@ def largest_batch(subject: GroupSubject) -> Chart | None:
         rate = find_field("throughput_per_second").text(curve_row(trial))
         files = [subject.file_of(trial), subject.file_of(each.failing) if each.failing is not None else ""]
         tip = "\n".join(part for part in (name, f"batch {size:,}", rate, *files) if part)
-        bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{size:,} · {rate}"))
+        bars.append(Bar(name, [Segment(size, look_of(each.spec.precision).colour, tip)], f"{each.words} · {rate}"))
     return Chart(
         title="Largest batch that trains",
         summary=f"The largest batch that trained is {largest.spec.batch_size:,}, with {best.spec.loop_name}.",
         draw=lambda width: bar_chart(bars, width, "largest batch that trains"),
         table=summary_table(max_batches),
-        note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
+        note="Each was trained in a process of its own. The next one ran out of memory, unless it says at least.",
     )
 
 
