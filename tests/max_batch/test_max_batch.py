@@ -123,11 +123,11 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
 
 def test_trials_on_record_are_counted_apart(tmp_path: Path, command: CommandLine) -> None:
     asked = ("max-batch", "resnet50", "--precision", "fp32", "--results", tmp_path)
-    first, _, last = command(*asked).out.splitlines()[-3:]
+    first, _, where, last = command(*asked).out.splitlines()[-4:]
     count = len(load_folder(tmp_path)[0])
     assert first.startswith(f"{count} trials in ")
-    assert last == f"{count} results in {tmp_path}/. Next: castwise report {tmp_path}"
-    assert command(*asked).out.splitlines()[-3].startswith(f"{count} trials, all of them on record already, in ")
+    assert (where, last) == (f"{count} results in {tmp_path}/. Next:", f"castwise report {tmp_path}")
+    assert command(*asked).out.splitlines()[-4].startswith(f"{count} trials, all of them on record already, in ")
 
 
 def test_80_columns_are_enough_and_the_curve_comes_on_demand() -> None:

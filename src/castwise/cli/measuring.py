@@ -99,9 +99,10 @@ def next_step(results: Path | None, num_results: int, command: str = REPORT) -> 
     """Return a line on where the results are, and which command is next; empty if no records are kept."""
     if results is None:
         return ""
-    if command == REPORT and results != DEFAULT_RESULTS:
-        command += f" {shlex.quote(str(results))}"
-    return f"{pluralize(num_results, 'result')} in {results}/. Next: {command}"
+    where = f"{pluralize(num_results, 'result')} in {results}/. Next:"
+    if command == REPORT and results != DEFAULT_RESULTS:  # on a line of its own, to be copied
+        return f"{where}\n{command} {shlex.quote(str(results))}"
+    return f"{where} {command}"
 
 
 @contextmanager

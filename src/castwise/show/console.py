@@ -34,11 +34,12 @@ def result_console() -> Console:
 def print_line(console: Console, line: str, style: str | None = None) -> None:
     """Print a line without reading markup; a terminal wraps it with its indent, a pipe gets one line for `grep`.
 
-    A command stays one line in a terminal, too, for who copies it.
+    A command stays one line in a terminal, too, and so does a long path, for who copies it.
     """
-    wraps = console.is_terminal and not line.lstrip(" ").startswith("castwise ")
-    text = Text(wrap(line, console.width) if wraps else line)
-    console.print(text, style=style, highlight=False, soft_wrap=not wraps)
+    if console.is_terminal:
+        lines = line.split("\n")
+        line = "\n".join(each if each.lstrip().startswith("castwise ") else wrap(each, console.width) for each in lines)
+    console.print(Text(line), style=style, highlight=False, soft_wrap=True)
 
 
 def print_ending(console: Console, line: str) -> None:
