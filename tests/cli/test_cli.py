@@ -208,7 +208,8 @@ def test_a_mistyped_command_is_one_line(command: CommandLine, arguments: tuple[s
         (("run", "--format", "xml"), "'xml' is not one of 'table', 'json', 'markdown', 'csv'"),
         (("list", "suites", "devices"), "unexpected extra argument"),
         (("list", "foo"), "'what': 'foo' is not one of 'workloads'"),
-        (("max-batch",), "Missing argument 'WORKLOAD'."),
+        (("max-batch",), "Missing argument 'WORKLOAD', as in: castwise max-batch resnet50."),
+        (("fits",), "Missing argument 'WORKLOAD', as in: castwise fits resnet50."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -184,6 +184,11 @@ def test_a_row_is_found_by_its_short_name(row):
         ("3090 ti", "NVIDIA GeForce RTX 3090 Ti"),
         ("3080 12GB", "NVIDIA GeForce RTX 3080"),
         ("H100", "NVIDIA H100 80GB HBM3"),
+        ("H 100", "NVIDIA H100 80GB HBM3"),
+        ("h100-sxm5-80gb", "NVIDIA H100 80GB HBM3"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090"),
+        ("A100 PCIe 80 GB", "NVIDIA A100 80GB PCIe"),
+        ("H200_NVL", "NVIDIA H200 NVL"),
     ],
 )
 def test_people_leave_out_words(name, full):
@@ -196,6 +201,7 @@ def test_people_leave_out_words(name, full):
         ("RTX 4096", "No GPU named 'RTX 4096'. Did you mean RTX 4090"),
         ("", "No GPU named ''"),
         ("NVIDIA", "No GPU named 'NVIDIA'"),
+        ("all", "No GPU named 'all'. `castwise list devices` shows those known; --gpu 'L4,H100' names two."),
     ],
 )
 def test_a_name_of_no_gpu_is_refused(name, message):

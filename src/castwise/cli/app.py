@@ -166,4 +166,6 @@ def _parsing_line(error: Any) -> str:
         message = f"{error.message}. Did you mean {near[0]}?"
     if not message.endswith((".", "?")):
         message += "."
+    if message == "Missing argument 'WORKLOAD'.":
+        message = f"{message[:-1]}, as in: {' '.join(error.ctx.command.epilog.split()[1:4])}."
     return message if error.ctx is None else f"{message} `{error.ctx.command_path} --help` says what there is."

@@ -243,7 +243,9 @@ GPU_MODELS: tuple[GpuModel, ...] = (
     _row(("NVIDIA GH200 480GB",), (9, 0), 96, 4000, (67, 494.5, 989.5, 989.5, 1979), _GH200),
     _row(("NVIDIA H200",), (9, 0), 141, 4800, (67, 494.5, 989.5, 989.5, 1979), _H200),
     _row(("NVIDIA H200 NVL",), (9, 0), 141, 4800, (60, 417.5, 835.5, 835.5, 1670.5), _H200),
-    _row(("NVIDIA H100 80GB HBM3",), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), _H100),
+    _row(
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM 80GB"), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), _H100
+    ),
     _row(("NVIDIA H100 PCIe",), (9, 0), 80, 2000, (51.2, 378, 756, 756, 1513), _H100),
     _row(("NVIDIA H100 NVL",), (9, 0), 94, 3900, (60, 417.5, 835.5, 835.5, 1670.5), _H100_NVL),
     _row(("NVIDIA H800",), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), _H800),
@@ -368,7 +370,7 @@ def short_device_name(device: str) -> str:
 
 
 def gpus_named(name: str) -> list[GpuModel]:
-    """Return all rows that a name stands for, as people write it: "L4", "4090", "RTX 2080Ti".
+    """Return all rows that a name stands for, as people write it: "L4", "4090", "RTX 2080Ti", "H 100", "a100-40g".
 
     They are several for "A100", whose memory tells them apart.
 
@@ -376,16 +378,17 @@ def gpus_named(name: str) -> list[GpuModel]:
         UsageError: No GPU is named so.
     """
     wanted = _words(name)
+    joined = "".join(wanted)
     spelled = {row: _spelled(row) for row in GPU_MODELS}
     whole = [
         row
         for row, names in spelled.items()
-        if any(wanted in (_words(own), _words(short_device_name(own))) for own in names)
+        if any(joined in ("".join(_words(own)), "".join(_words(short_device_name(own)))) for own in names)
     ]
     found = whole or [row for row, names in spelled.items() if wanted and any(_has(own, wanted) for own in names)]
     if not found:
         known = [short_device_name(names[0]) for names in spelled.values()]
-        raise unknown_name("GPU", name, known, "`castwise list devices` shows those known.")
+        raise unknown_name("GPU", name, known, "`castwise list devices` shows those known; --gpu 'L4,H100' names two.")
     # "3090" is the RTX 3090, not the RTX 3090 Ti, whose name says more.
     lengths = [min(len(_words(own)) for own in row.names) for row in found]
     return [row for row, length in zip(found, lengths, strict=True) if length == min(lengths)]
@@ -429,7 +432,9 @@ def _spelled(row: GpuModel) -> tuple[str, ...]:
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[\s_-]+", name.lower()) if word and word not in _LEFT_OUT]
+    # The memory may be "80G", and the socket's generation is that of the chip: "H100 SXM5".
+    known = re.sub(r"(?<=\d) ?gi?b?\b", "gb", re.sub(r"\bsxm\d", "sxm", name.lower()))
+    return [word for word in re.split(r"[\s_-]+", known) if word and word not in _LEFT_OUT]
 
 
 def _has(name: str, wanted: list[str]) -> bool:
