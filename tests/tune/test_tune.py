@@ -571,13 +571,24 @@ def test_the_table_has_the_accepted_changes_and_lines_count_the_others(run: Run)
 
 def test_changes_that_may_be_faster_are_named_up_to_five() -> None:
     result = tune(engine())
-    named = [each.change.name for each in result.tried]
     unproven = replace(result, tried=tuple(replace(each, outcome="unproven") for each in result.tried))
+    last = {row["tried"]: row["speedup"] for row in unproven.rows if row["outcome"] == "unproven"}
+    faster = {name for name, speedup in last.items() if speedup is None or speedup > 1}
     text = present(unproven).text("markdown")
-    found = [line for line in text.splitlines() if line.startswith("- unproven: ")]
+    *found, counted = [line for line in text.splitlines() if line.startswith("- unproven: ")]
     assert len(found) == 5
-    assert all(any(f"unproven: {name} " in line for name in named) for line in found)
-    assert f"- second best or unproven: {len(set(named)) - 5} more with --verbose" in text
+    assert all(any(f"unproven: {name}" in line for name in faster) for line in found)
+    assert f"- second best or unproven: {len(faster) - 5} more with --verbose" in text
+    assert f"unproven: {len(last) - len(faster)} change" in counted, (
+        "those that measured slower are not said to be more"
+    )
+
+
+def test_no_sentence_calls_a_loop_the_fastest_that_was_not_proven() -> None:
+    found = tune(engine(), precisions=("fp32", "tf32"))
+    none = replace(found, tried=tuple(replace(each, outcome="unproven") for each in found.tried))
+    assert conclusions(none)[0].startswith("No change was proven faster. Keep the plain loop: fp32")
+    assert conclusions(found)[0].startswith("The fastest loop: ")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The result of a search as a table, sentences, and what to change."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,7 @@ MEASURED = "Measured by castwise"  # is in each script that is written
 _OPEN = ("second best", "unproven")  # of these the fastest are named
 _MOST_OPEN = 5
 _MOST_NAMED = 3
-_COUNTED = ("same", "slower", "too large", "failed", "not tried", "unsupported")
+_COUNTED = ("unproven", "same", "slower", "too large", "failed", "not tried", "unsupported")
 _ENDINGS = {
     "nothing left": "nothing is left to try",
     "budget": "nothing more would end within the budget; a larger --budget continues",
@@ -66,7 +67,8 @@ def speedup_words(result: TuningResult, row: FlatRow) -> str:
     low, high = row["total_speedup_low"], row["total_speedup_high"]
     if low is None:
         return f"{words}, not measured again"
-    return f"{words}, {'proven: ' if low > 1 else ''}{format_ratio(low)} to {format_ratio(high)} in the final session"
+    proven = "proven" if low > 1 else "not proven"
+    return f"{words}, {proven}: {format_ratio(low)} to {format_ratio(high)} in the final session"
 
 
 def patch(result: TuningResult, spec: TrialSpec) -> str:
@@ -123,13 +125,13 @@ def accepted_rows(result: TuningResult) -> list[FlatRow]:
     return [row for row in result.rows if row["outcome"] in (None, "accepted")]
 
 
-def counts(result: TuningResult) -> list[str]:
-    """Return which changes came to nothing, a line for each outcome."""
+def counts(result: TuningResult, shown: Collection[str] = ()) -> list[str]:
+    """Return which changes came to nothing, a line for each outcome, without those that are shown."""
     outcomes = {row["tried"]: row["outcome"] for row in result.rows}  # the last one of each change
     accepted = {row["tried"] for row in accepted_rows(result)}
     lines = []
     for outcome in _COUNTED:
-        names = [name for name, each in outcomes.items() if each == outcome and name not in accepted]
+        names = [name for name, each in outcomes.items() if each == outcome and name not in (*accepted, *shown)]
         if outcome == "unsupported":
             names += [name for lacking in result.without_layers.values() for name in lacking]
         if names:
@@ -165,20 +167,23 @@ def _about_the_fastest(result: TuningResult, winner: FlatRow) -> list[str]:
     """Return the fastest loop, and what may be faster."""
     left = f" ({not_tried})" if (not_tried := _not_tried(result.rows)) else ""
     if not result.was_compared:
-        return [f"No change was compared with the plain loop{left}: {_name_and_rate(winner)}."]
+        return [f"No change was compared with the plain loop{left}, {_name_and_rate(winner)}."]
     faster = speedup_words(result, winner)
     early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
     before = early[result.ending] + left if result.ending in early else ""
     doubts = _doubts(result, result.winner)
     which = f"What looks fastest{before} ({doubts})" if doubts and faster else f"The fastest loop{before}"
-    sentences = [f"{which}: {_name_and_rate(winner)}{faster and f', {faster}'}.", *_disturbed(result)]
+    if key_of(result.winner) == key_of(result.start):
+        which = f"No change was proven faster{before}. Keep the plain loop"
+    disturbed = _disturbed(result)
+    sentences = [f"{which}: {_name_and_rate(winner)}{faster and f', {faster}'}.", *disturbed]
     unproven = [row for row in result.rows if row["outcome"] in _OPEN]
     top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
     is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
-    if result.ending == "budget" and is_faster:
+    if result.ending == "budget" and is_faster and not disturbed:
         sentences.append(
-            f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
-            "command with a longer --budget goes on from there."
+            f"Perhaps faster: {_name_and_rate(top)}. The budget ended before that was certain; the same command with a "
+            "longer --budget goes on from there."
         )
     return sentences
 
@@ -197,8 +202,10 @@ def _disturbed(result: TuningResult) -> list[str]:
     doubts = _doubts(result, top.spec) or ("" if result.measured.agrees(top.below, top.spec) else DRIFTED)
     if not doubts:
         return []
-    name = top.change.name
-    return [f"{name} may be faster. It was not proven here ({doubts}): on a quiet machine, add --again to the command."]
+    return [
+        f"Perhaps faster: {top.change.name}. The machine was not steady enough to be certain ({doubts}): give the "
+        "command with --again on a quiet one."
+    ]
 
 
 def _not_tried(rows: Sequence[FlatRow]) -> str:
@@ -310,15 +317,16 @@ def present(result: TuningResult, *, wide: bool = False, verbose: bool = False) 
 def _tried_lines(result: TuningResult) -> list[str]:
     """Return the changes that may be faster, a line each, and how many of the others there are."""
     last = {row["tried"]: row for row in result.rows}
-    found = [row for row in last.values() if row["outcome"] in _OPEN]  # may be faster, and were not taken
+    found = [row for row in last.values() if row["outcome"] in _OPEN and (row["speedup"] or math.inf) > 1]
     found.sort(key=lambda row: -(row["throughput_per_second"] or 0.0))
     ratio = short_ratio_text("speedup")
     lines = [
         f"{row['outcome']}: {row['tried']}" + ("" if row["speedup"] is None else f" {ratio(row)}")
         for row in found[:_MOST_OPEN]
     ]
-    left = len(found) - _MOST_OPEN
-    return lines + ([f"second best or unproven: {left} more with --verbose"] if left > 0 else []) + counts(result)
+    left, shown = len(found) - _MOST_OPEN, {row["tried"] for row in found}
+    lines += [f"second best or unproven: {left} more with --verbose"] if left > 0 else []
+    return lines + counts(result, shown)
 
 
 def document(result: TuningResult) -> dict[str, Any]:
