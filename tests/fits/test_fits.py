@@ -15,7 +15,7 @@ import castwise
 from castwise.errors import UsageError
 from castwise.fits.options import FitsOptions
 from castwise.fits.predict import ERROR, ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS, Fit, Loop, Prediction, predict
-from castwise.fits.render import present
+from castwise.fits.render import present, sentences
 from castwise.registry.gpus import total_bytes
 from castwise.show.presentation import print_parts
 from castwise.spec.memory_line import largest_batch, needed_bytes
@@ -62,7 +62,10 @@ def test_each_gpu_has_an_answer_in_the_order_asked_for(tracing: FakeEngine) -> N
 def test_a_batch_within_the_interval_of_the_limit_is_close(tracing: FakeEngine, share: float, verdict: str) -> None:
     fit = predicted(tracing, gpus=("L4",)).fits[0]
     size = int(share * (fit.largest() or 0))
-    assert predicted(tracing, gpus=("L4",), batch_size=size).fits[0].verdict == verdict
+    found = predicted(tracing, gpus=("L4",), batch_size=size)
+    assert found.fits[0].verdict == verdict
+    assert ("`close`" in sentences(found)[0]) == (verdict == "close"), "a word that is not there is not explained"
+    assert sentences(found)[-1].endswith("castwise max-batch resnet50"), "it can be copied"
 
 
 def test_the_interval_of_the_largest_batch_is_that_of_the_memory(tracing: FakeEngine) -> None:

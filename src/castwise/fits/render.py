@@ -121,9 +121,9 @@ def sentences(found: Prediction) -> list[str]:
         whose = " of scripts" if spec.is_script else " of users' models" if spec.user_model is not None else ""
         lines.append(
             f"Of {found.loops[0].known_errors[1]:,} peaks{whose} on record (H100 and H200) 95 % lie within "
-            f"{_percent(found.loops[0].error)} of what this predicts. "
-            + "Batches are rounded to what that allows. " * (not spec.is_script)
-            + "`close`: both yes and no are possible."
+            f"{_percent(found.loops[0].error)} of what this predicts."
+            + " Batches are rounded to what that allows." * (not spec.is_script)
+            + " `close`: both yes and no are possible." * any(fit.verdict == "close" for fit in found.fits)
         )
     if any(loop.takes_workspace for loop in found.loops):
         lines.append(
@@ -136,7 +136,7 @@ def sentences(found: Prediction) -> list[str]:
             f"Assumed: the memory that a driver leaves of {', '.join(assumed)}. On all GPUs "
             f"{format_bytes(CONTEXT_BYTES)} are left for the CUDA context, and 1 % for fragmentation."
         )
-    try_it = f"castwise run -- {spec.workload}" if spec.is_script else "castwise max-batch"
+    try_it = f"castwise run -- {spec.workload}" if spec.is_script else f"castwise max-batch {spec.workload}"
     lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: {try_it}")
     return lines
 
