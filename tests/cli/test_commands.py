@@ -181,6 +181,7 @@ def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> No
     assert "7.5" in lines["capability"]
     assert "fp16 (Turing)" in lines["trains"]
     assert "native" in lines["fp32"]
+    assert lines["precision"].rstrip().endswith("what it is, or why not")
     assert "impossible" in lines["tf32"]
     assert "emulated" in lines["bf16-mixed"]
     assert set(ALL) <= set(lines)

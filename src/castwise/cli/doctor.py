@@ -63,7 +63,7 @@ def _print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def _precisions(environment: Environment) -> Table:
-    table = Table("precision", "here", "why", box=None, pad_edge=False)
+    table = Table("precision", "here", "what it is, or why not", box=None, pad_edge=False)
     hardware = replace(environment.hardware, name="this CPU" if environment.gpu is None else "this GPU")
     for row in (*PRECISIONS, *NAMED_PRECISIONS):
         impossible = why_unsupported(row, replace(hardware, name="this"))
