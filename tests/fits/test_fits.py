@@ -188,8 +188,3 @@ def test_what_a_script_cannot_be_given_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         predicted(tracing, workload=script, **options)
-
-
-def test_a_script_s_launcher_is_refused(tracing: FakeEngine, script: str) -> None:
-    with pytest.raises(UsageError, match="without its launcher"):
-        predicted(tracing, workload=script.replace("python", "torchrun --nproc-per-node 2"))

@@ -43,9 +43,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     engine = ForkserverEngine()
     file = tmp_path_factory.mktemp("script") / "train.py"
 
-    def traced(text: str = SCRIPT, precision: str = "as-written") -> TracedMemory:
+    def traced(text: str = SCRIPT, precision: str = "as-written", launcher: tuple[str, ...] = ()) -> TracedMemory:
         file.write_text(text)
-        model = UserModel(kind="script", path=str(file), name="")
+        model = UserModel(kind="script", path=str(file), name="", launcher=launcher)
         spec = fake_spec(precision=precision, workload="python train.py").model_copy(update={"user_model": model})
         with closing(engine.start(120.0)) as session:
             session.open("cpu")
@@ -117,3 +117,37 @@ def test_compiled_code_is_traced_without_the_compiler_and_noted(trace: Trace) ->
     memory = trace(SCRIPT.replace("model.to(device)", "model.to(device); model = torch.compile(model)"))
     assert memory.compiling == ("train.py:10",)
     assert parts_of(memory) == parts_of(trace())
+
+
+def in_ddp(options: str = "") -> str:
+    """Return the script as a rank of several."""
+    lines = (
+        "import os; rank = int(os.environ.get('LOCAL_RANK', 0))",
+        "torch.distributed.init_process_group('nccl', rank=rank, world_size=4)",
+        "torch.cuda.set_device(rank)",
+        f"model = nn.parallel.DistributedDataParallel(model, device_ids=[rank]{options})",
+    )
+    text = SCRIPT.replace("data = ", "\n".join([*lines, "data = "]), 1)
+    return text + "    torch.distributed.all_reduce(loss.detach())\n"
+
+
+def test_a_rank_holds_its_gradients_twice_unless_they_are_views_of_buckets(trace: Trace) -> None:
+    alone, twice, views = map(
+        parts_of, (trace(), trace(in_ddp()), trace(in_ddp(", gradient_as_bucket_view=True, static_graph=True")))
+    )
+    assert alone.gradients_bytes == views.gradients_bytes == WEIGHTS
+    assert twice.gradients_bytes == 2 * WEIGHTS
+    assert twice.peak_bytes - alone.peak_bytes == pytest.approx(WEIGHTS, abs=2048)
+
+
+def test_a_launcher_s_first_rank_is_traced_in_a_group_of_as_many_as_it_starts(trace: Trace) -> None:
+    text = in_ddp().replace(
+        "data = ", "assert torch.distributed.get_world_size() == torch.cuda.device_count() == 3\ndata = ", 1
+    )
+    assert parts_of(trace(text, launcher=("torchrun", "--nproc-per-node", "3"))) == parts_of(trace(in_ddp()))
+
+
+def test_weights_that_are_shared_out_among_ranks_are_refused(trace: Trace) -> None:
+    text = in_ddp().replace("data = ", "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\ndata = ", 1)
+    with pytest.raises(TrialFailedError, match="shares out the weights, which is not traced"):
+        trace(text)

@@ -176,8 +176,6 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
     check_request(options)
     machine = find_machine("cpu", None, ())
     specs = planned_specs(options, machine, runs_scripts=False)[1]
-    if specs[0].user_model is not None and specs[0].user_model.launcher:
-        raise UsageError("A script is traced on one GPU, without its launcher: castwise fits -- python train.py")
     rooms = sorted({room_of(gpu) for gpu in gpus})
     rooms = rooms if len(rooms) < 3 else [rooms[0], rooms[-1]]
 

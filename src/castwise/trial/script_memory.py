@@ -3,6 +3,8 @@
 What the script has on the CPU is real, so that it reads its data as it always does.
 """
 
+import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.precisions import AS_WRITTEN
 from castwise.spec.trial import TrialSpec
 from castwise.trial.fake_gpu import Kernels, Values, replaced
+from castwise.trial.fake_ranks import fake_ranks
 from castwise.trial.memory_breakdown import PeakMode, add_by_kind, fake_storages, note_gradients, saving
 from castwise.trial.memory_trace import ERRORS, WORKSPACE_BYTES, why_untraced
 from castwise.trial.script.hooks import ScriptHooks
@@ -79,7 +82,8 @@ class _FakeGpu:
         self._storages = fake_storages()
         self._peak = PeakMode(self._storages, None)
         self._shapes = _Shapes(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-        for owner, name, function in (*replaced(), *self._seen()):
+        buckets = functools.partial(self._storages.reclassify, kind="gradients")
+        for owner, name, function in (*replaced(), *self._seen(), *fake_ranks(buckets)):
             patch.object(owner, name, function, create=True).start()
         torch._C._ensureCUDADeviceGuardSet()
 
@@ -112,7 +116,7 @@ class _FakeGpu:
         properties = SimpleNamespace(name=_NAME, major=9, minor=0, total_memory=_BYTES, multi_processor_count=132)
         answers: dict[str, Any] = {
             "is_available": True,
-            "device_count": 1,
+            "device_count": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             "current_device": 0,
             "_exchange_device": 0,
             "_maybe_exchange_device": 0,

@@ -22,7 +22,7 @@ from pathlib import Path
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from castwise.errors import EngineError
-from castwise.records.messages import EVENT, Failed, Progress
+from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import RankStep
 from castwise.trial.lifetime import kill_descendants
 from castwise.trial.script.run import Ranks
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.1
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5e-5, 5e-3
 _SAMPLES_SECONDS = 60.0  # until the slowest rank has taken its second step
 UNLIMITED = 2**62
-_RANK = "castwise.trial.rank"
+_RANK, _FIRST_RANK = "castwise.trial.rank", "castwise.trial.first_rank"
 # Files in the folder: the socket that rank 0 connects to, the call that all ranks begin with, and another rank's error.
 DOOR, CALL, FAILURE = "door", "call", "failed"
 WARM = "warm"  # a file that is there after rank 0's warm-up
@@ -127,10 +127,12 @@ def hand_on(connection: Connection, message: bytes, launcher: Sequence[str], dev
         door.settimeout(_POLL_SECONDS)
         (folder / CALL).write_bytes(message)
         port = str(get_free_port())  # type: ignore[no-untyped-call]
-        ours = ["-m", _RANK, tempfile.gettempdir(), str(folder), device]
+        is_traced = Call.model_validate_json(message).method == "trace_memory"
+        ours = ["-m", _FIRST_RANK if is_traced else _RANK, tempfile.gettempdir(), str(folder), device]
         # A launcher that is killed leaves temporary files behind; ranks take the usual place for theirs.
         environment = os.environ | {"TMPDIR": str(folder)}
         environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        environment |= {"OMP_NUM_THREADS": str(os.cpu_count())} if is_traced else {}  # the others do nothing
         process = subprocess.Popen([sys.executable, *start_of(launcher, port), *ours], env=environment)
         stack.callback(process.wait)
         stack.callback(process.kill)
