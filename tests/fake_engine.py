@@ -16,7 +16,7 @@ from pathlib import Path
 from programs import PATIENCE_SECONDS
 
 from castwise.orchestrator.machine import FindMachine, detect_machine
-from castwise.orchestrator.session import BackgroundCloser, OnProgress, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, OnNote, OnProgress, TrialFailedError
 from castwise.records.schema import (
     Block,
     Environment,
@@ -349,9 +349,16 @@ class FakeSession:
     weights: Path | None = None  # that were to be kept
 
     def trace_memory(
-        self, spec: TrialSpec, batch_sizes: tuple[int, ...], rooms: tuple[int, ...], may_compute: bool = True
+        self,
+        spec: TrialSpec,
+        batch_sizes: tuple[int, ...],
+        rooms: tuple[int, ...],
+        may_compute: bool = True,
+        on_note: OnNote | None = None,
     ) -> TracedMemory:
         del may_compute
+        if on_note is not None and spec.is_script:
+            on_note("waiting for step 1 (fake)")
         self._spec = spec
         self._engine.traced.append(spec)
         self._enter("trace_memory", after="open")

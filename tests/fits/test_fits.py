@@ -179,6 +179,12 @@ def test_a_script_is_traced_at_its_own_batch_without_being_run(tracing: FakeEngi
     assert "castwise run -- python train.py" in out.getvalue()
 
 
+def test_what_a_script_is_waited_for_is_said_once(tracing: FakeEngine, command: CommandLine, script: str) -> None:
+    done = command("fits", "--precision", "bf16-mixed", "--gpu", "L4", "--", *script.split(), engine=tracing)
+    assert len(tracing.traced) == 2
+    assert done.err.count("waiting for step 1") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"batch_size": 8}, "has one itself"), ({"precisions": ("fp8-tensorwise",)}, "cannot be given fp8-tensorwise")],

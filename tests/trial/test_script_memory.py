@@ -7,8 +7,9 @@ import pytest
 from fake_engine import fake_spec
 
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.session import OnNote, TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
+from castwise.spec.trial import MeasurementProtocol
 from castwise.spec.user_model import UserModel
 
 pytestmark = pytest.mark.xdist_group("script memory")  # one engine serves them
@@ -43,13 +44,21 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     engine = ForkserverEngine()
     file = tmp_path_factory.mktemp("script") / "train.py"
 
-    def traced(text: str = SCRIPT, precision: str = "as-written", launcher: tuple[str, ...] = ()) -> TracedMemory:
+    def traced(
+        text: str = SCRIPT,
+        precision: str = "as-written",
+        launcher: tuple[str, ...] = (),
+        limit: float = 600.0,
+        on_note: OnNote | None = None,
+    ) -> TracedMemory:
         file.write_text(text)
         model = UserModel(kind="script", path=str(file), name="", launcher=launcher)
-        spec = fake_spec(precision=precision, workload="python train.py").model_copy(update={"user_model": model})
+        protocol = MeasurementProtocol(timeout_seconds=limit)
+        spec = fake_spec(precision=precision, workload="python train.py", protocol=protocol)
+        spec = spec.model_copy(update={"user_model": model})
         with closing(engine.start(120.0)) as session:
             session.open("cpu")
-            return session.trace_memory(spec, (1,), ())
+            return session.trace_memory(spec, (1,), (), on_note=on_note)
 
     return traced
 
@@ -151,3 +160,12 @@ def test_weights_that_are_shared_out_among_ranks_are_refused(trace: Trace) -> No
     text = in_ddp().replace("data = ", "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\ndata = ", 1)
     with pytest.raises(TrialFailedError, match="shares out the weights, which is not traced"):
         trace(text)
+
+
+def test_a_script_that_takes_no_step_says_what_is_waited_for_and_ends(trace: Trace) -> None:
+    notes: list[str] = []
+    with pytest.raises(
+        TrialFailedError, match=r"took no optimizer step within 1\.8 s\. Give it more time with --timeout\.$"
+    ):
+        trace("import time\nwhile True:\n    time.sleep(0.1)\n", limit=2.0, on_note=notes.append)
+    assert [note.partition(",")[0] for note in notes] == ["waiting for step 1 of train.py"]

@@ -17,11 +17,13 @@ Examples:
 def fits(options: FitsOptions, output: PrintOptions) -> int:
     """Predict without a GPU what a training step takes on GPUs, whether it fits, and the largest batch."""
     from castwise.cli.measuring import looking
-    from castwise.cli.output import show
+    from castwise.cli.output import error_console, show
     from castwise.fits.predict import predict
     from castwise.fits.render import present
+    from castwise.show.progress import LiveProgress
 
-    with looking():
-        found = predict(options)
+    progress = LiveProgress(error_console())
+    with looking(progress):
+        found = predict(options, on_note=progress.remark)
     show(output.format, present(found, wide=output.wide or output.format == "markdown"))
     return 0

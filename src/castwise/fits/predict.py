@@ -15,7 +15,7 @@ from castwise.fits.options import DEFAULT_GPUS, DEFAULT_PRECISIONS, DEFAULT_TECH
 from castwise.max_batch.result import USABLE
 from castwise.orchestrator.job import check_request, planned_specs
 from castwise.orchestrator.machine import FindMachine, detect_machine
-from castwise.orchestrator.session import Engine, TrialFailedError
+from castwise.orchestrator.session import Engine, OnNote, TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.gpus import CONTEXT_BYTES, GpuModel, gpus_named, short_device_name, total_bytes
 from castwise.registry.precisions import Hardware, find_precision, why_unsupported
@@ -155,8 +155,12 @@ def room_of(gpu: GpuModel) -> int:
     return int((total_bytes(gpu)[0] - CONTEXT_BYTES) * USABLE)
 
 
-def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) -> Prediction:
+def predict(
+    request: FitsOptions, find_machine: FindMachine = detect_machine, on_note: OnNote | None = None
+) -> Prediction:
     """Trace each loop of a request, in processes of their own, and predict what it takes.
+
+    `on_note` receives a line now and then on what a script is waited for.
 
     Raises:
         UsageError: A name is unknown, or none of the loops can be traced.
@@ -181,7 +185,7 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
 
     def trace(spec: TrialSpec) -> Loop:
         limit = request.timeout_seconds or _TIMEOUT_SECONDS
-        return trace_loop(machine.engine, spec, rooms, limit)
+        return trace_loop(machine.engine, spec, rooms, limit, on_note if spec is specs[0] else None)
 
     with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
         loops = tuple(pool.map(trace, specs))
@@ -194,13 +198,15 @@ def predict(request: FitsOptions, find_machine: FindMachine = detect_machine) ->
     return Prediction(loops, gpus, time.perf_counter() - began)
 
 
-def trace_loop(engine: Engine, spec: TrialSpec, rooms: Sequence[int], limit_seconds: float) -> Loop:
+def trace_loop(
+    engine: Engine, spec: TrialSpec, rooms: Sequence[int], limit_seconds: float, on_note: OnNote | None = None
+) -> Loop:
     """Return what a loop takes, traced in a process of its own."""
     sizes = (spec.batch_size, _APART * spec.batch_size)
     with closing(engine.start(limit_seconds)) as session:
         try:
             session.open("cpu")
-            return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms)))
+            return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms), on_note=on_note))
         except TrialFailedError as failure:
             return Loop(spec, None, failure.message)
 

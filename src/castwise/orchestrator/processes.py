@@ -23,7 +23,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from castwise.errors import EngineError, printable, shortened
 from castwise.orchestrator.nodes import MESSAGE_BYTES, Nodes, RemoteProcess, follow, never_stall
-from castwise.orchestrator.session import OnNote, OnProgress, ProcessGoneError, Session, TrialFailedError
+from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.orchestrator.temporary_files import (
     TemporaryFolder,
     make_folder,
@@ -33,7 +33,6 @@ from castwise.orchestrator.temporary_files import (
 from castwise.records.messages import EVENT, Call, Failed, Progress
 from castwise.records.schema import Environment, Epoch, RankSamples
 from castwise.spec.trial import TrialSpec, device_of_rank
-from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.trial import entry
 from castwise.trial.lifetime import kill_descendants
 
@@ -119,7 +118,9 @@ def _remote(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[
     def call(self: "RpcSession", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         arguments = signature.bind(self, *args, **kwargs).arguments
         del arguments["self"]
-        return self._call(method.__name__, arguments, returns)[0]
+        on_note = arguments.pop("on_note", None)
+        report = None if on_note is None else lambda progress: on_note(progress.note)
+        return self._call(method.__name__, arguments, returns, on_progress=report)[0]
 
     return call
 
@@ -198,6 +199,7 @@ class RpcSession:
         self._call("set_up", arguments, TypeAdapter(None))
 
     check = _remote(Session.check)
+    inspect = _remote(Session.inspect)
     fetch = _remote(Session.fetch)
     find_weights = _remote(Session.find_weights)
     trace_memory = _remote(Session.trace_memory)
@@ -208,11 +210,6 @@ class RpcSession:
     run_sustained = _remote(Session.run_sustained)
     resume = _remote(Session.resume)
     profile = _remote(Session.profile)
-
-    def inspect(self, model: UserModel, limit_seconds: float, on_note: OnNote | None = None) -> UserWorkload:
-        arguments = {"model": model, "limit_seconds": limit_seconds}
-        report = None if on_note is None else lambda progress: on_note(progress.note)
-        return self._call("inspect", arguments, TypeAdapter(UserWorkload), on_progress=report)[0]
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         report = None if on_progress is None else lambda progress: on_progress(progress.done)

@@ -81,12 +81,17 @@ class Session(Protocol):
         """
 
     def trace_memory(
-        self, spec: TrialSpec, batch_sizes: tuple[int, ...], rooms: tuple[int, ...], may_compute: bool = True
+        self,
+        spec: TrialSpec,
+        batch_sizes: tuple[int, ...],
+        rooms: tuple[int, ...],
+        may_compute: bool = True,
+        on_note: OnNote | None = None,
     ) -> TracedMemory:
         """Return what a step's memory would be on a GPU, by batch size, and end. No GPU is needed.
 
         The largest batch for each of `rooms`, amounts of memory in bytes, is among them. A step that needs values is
-        computed on the CPU if it may be.
+        computed on the CPU if it may be. `on_note` receives a line now and then on what a script is waited for.
         """
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:

@@ -48,15 +48,19 @@ _READING = (_aten._local_scalar_dense.default, _aten.allclose.default, _aten.equ
 _INDEXING = (_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
 
 
-def trace_script(spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun]) -> TracedMemory:
+def trace_script(
+    spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun], on_note: Callable[[str], None]
+) -> TracedMemory:
     """Return what holds memory at the peak of a script's first steps, or before them; `start` lets it run.
+
+    `on_note` receives a line now and then on what is waited for.
 
     Raises:
         UsageError: The script needs what a GPU computes, or runs code that is none of torch's operators.
     """
     gpu = _FakeGpu()
     trial = ScriptTrial(spec.model_copy(update={"device": "cuda:0"}))
-    trial.run.around = gpu.modes
+    trial.run.around, trial.run.is_traced, trial.on_note = gpu.modes, True, on_note
     start(trial.run)
     try:
         parts = gpu.peak_of(trial)
@@ -100,7 +104,7 @@ class _FakeGpu:
         first, self._peak.parts, self._peak.most = self._peak.parts, MemoryParts(), -1
         # The first optimizer counts the steps; further ones have their state in its third step at the latest.
         num_steps = 1 if len(hooks.optimizers) < 2 else 2
-        trial.run.carry_out(Order(lambda moments: None if moments else num_steps), may_end=True)
+        trial.carry_out(Order(lambda moments: None if moments else num_steps), may_end=True)
         trial.run.stop()
         return max([self._peak.parts, first][: 1 + is_as_written], key=lambda parts: parts.tensors_bytes)
 

@@ -172,7 +172,7 @@ class TrialServer:
         self.user_model = spec.user_model
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine has no part in it
         if spec.is_script:
-            found = trace_script(spec, self._start)
+            found = trace_script(spec, self._start, lambda note: self._on_progress(Progress(note=note)))
         else:
             found = trace_batches(spec, batch_sizes, rooms, may_compute=may_compute)
         self.done = True

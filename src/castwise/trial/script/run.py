@@ -179,6 +179,7 @@ class ScriptRun:
         self.own_precision: dict[str, list[str]] = {}  # with each function of torch's that switches autocast
         self.seconds = 0.0  # that its inspection took
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the script runs
+        self.is_traced = False  # for `castwise fits`, which has less options
 
     def run(self) -> None:
         """Run the script until it ends or is stopped, as Python would by `python FILE` or `python -m MODULE`."""
@@ -408,7 +409,7 @@ class ScriptRun:
         count = "one optimizer step, and no second," if self.num_steps else "no optimizer step"
         raise UsageError(
             f"{self.name} took {count} within {limit_seconds:.3g} s.{self._elsewhere} Give it more time with "
-            "--timeout or --budget."
+            + ("--timeout." if self.is_traced else "--timeout or --budget.")
         )
 
     def inspect(self, limit_seconds: float, on_note: Callable[[str], None]) -> UserWorkload:
@@ -463,6 +464,7 @@ class ScriptTrial:
         self._notes: list[str] = []
         self._between: WorkBetweenSteps | None = None
         self._warm_up: list[Moment] = []
+        self.on_note: Callable[[str], None] | None = None  # receives lines on what is waited for
 
     @property
     def _hooks(self) -> ScriptHooks:
@@ -479,13 +481,22 @@ class ScriptTrial:
     def _limit_seconds(self) -> float:
         return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
 
+    def carry_out(self, order: Order, *, may_end: bool = False) -> None:
+        """Let the script go on until an order is over.
+
+        Raises:
+            UsageError: That took too long.
+        """
+        moments = self.run.carry_out(order, self._limit_seconds, self.on_note, may_end=may_end)
+        if not moments and self.run.ending is None:
+            self.run.raise_too_slow(self._limit_seconds)
+
     def set_up(self) -> None:
         """Run the script until its first step is done."""
         started = time.perf_counter() - self.run.seconds
         if not self.run.num_steps:
             self._own_precision = note_own_precision() if self._spec.precision == AS_WRITTEN else {}
-            if not self.run.carry_out(Order(lambda moments: None if moments else 1), self._limit_seconds):
-                self.run.raise_too_slow(self._limit_seconds)
+            self.carry_out(Order(lambda moments: None if moments else 1))
         else:
             own = self.run.own_precision.items()
             self._own_precision = {kind: lines for kind, lines in own if not kind.startswith("set_autocast")}
