@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,14 @@ def test_what_a_script_is_waited_for_is_said_once(tracing: FakeEngine, command: 
     done = command("fits", "--precision", "bf16-mixed", "--gpu", "L4", "--", *script.split(), engine=tracing)
     assert len(tracing.traced) == 2
     assert done.err.count("waiting for step 1") == 1
+
+
+def test_what_a_precision_does_to_a_script_s_weights_is_said(tracing: FakeEngine, script: str) -> None:
+    found = predicted(tracing, workload=script, techniques=None, gpus=("L4",))
+    memory = found.loops[1].memory
+    assert memory is not None
+    noted = replace(found.loops[1], memory=memory.model_copy(update={"notes": ("its weights are wide",)}))
+    assert "bf16-mixed: its weights are wide" in shown(replace(found, loops=(found.loops[0], noted)))
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,22 @@ def test_a_script_that_takes_no_step_says_what_is_waited_for_and_ends(trace: Tra
     ):
         trace("import time\nwhile True:\n    time.sleep(0.1)\n", limit=2.0, on_note=notes.append)
     assert [note.partition(",")[0] for note in notes] == ["waiting for step 1 of train.py"]
+
+
+def test_weights_in_16_bits_that_a_precision_widens_or_leaves_are_noted(trace: Trace) -> None:
+    narrow = SCRIPT.replace("model.to(device)", "model.to(device, torch.bfloat16)")
+    memory = trace(narrow, precision="fp32")
+    assert parts_of(memory).weights_bytes == WEIGHTS
+    assert memory.notes == ("its weights, in bfloat16 by train.py:10, are trained in float32",)
+    assert (
+        parts_of(trace(narrow.replace("inputs.to(device", "inputs.to(device, torch.bfloat16"))).weights_bytes
+        == WEIGHTS // 2
+    )
+    lines = (
+        "model[0].bfloat16().requires_grad_(False)",
+        "model[0].register_forward_pre_hook(lambda _, given: (given[0].bfloat16(),))",
+        "model[0].register_forward_hook(lambda _, given, made: made.float())",
+    )
+    frozen = SCRIPT.replace("optimizer = ", "\n".join([*lines, "optimizer = "]), 1)
+    assert trace(frozen, precision="fp32").notes == ("its frozen weights stay in bfloat16 by train.py:9",)
+    assert trace(frozen).notes == ()

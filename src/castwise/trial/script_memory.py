@@ -74,7 +74,19 @@ def trace_script(
         batches={trial.run.samples_per_step or 1: parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})},
         guesses=tuple(gpu.guesses),
         compiling=tuple(gpu.compiling),
+        notes=tuple(_notes_of(trial)),
     )
+
+
+def _notes_of(trial: ScriptTrial) -> Iterator[str]:
+    """Yield what a precision does to the script's weights in 16 bits, and to which it does nothing."""
+    hooks = trial.run.hooks
+    assert hooks is not None, "it has run"
+    yield from hooks.precision.notes
+    if (row := hooks.precision.row).param_dtype == "float32" and row.name != AS_WRITTEN:
+        for kind, lines in hooks.precision.weights.own(hooks.models).items():
+            if kind.startswith("frozen "):
+                yield f"its frozen weights stay in {' by '.join([kind.removeprefix('frozen '), *lines[:1]])}"
 
 
 class _FakeGpu:

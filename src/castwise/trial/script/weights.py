@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -75,7 +76,7 @@ class ScriptWeights:
         for weight in weights if not self._is_kept else ():
             if not weight.requires_grad or weight.dtype not in HALVES:
                 continue
-            if type(weight) not in (Tensor, nn.Parameter) or type(weight.data) is not Tensor:
+            if not {type(weight), type(weight.data)} <= {Tensor, nn.Parameter, FakeTensor}:
                 where = self._line_of(weight) or "the script"
                 raise TechniqueError(
                     f"{where} has weights in {_name(weight.dtype)} that are shared out or quantised: load them "
