@@ -44,7 +44,7 @@ def _can_be_predicted(trial: Trial) -> bool:
     spec = trial.spec
     if trial.status not in ("ok", "diverged") or spec.device_type != "cuda" or spec.world_size > 1:
         return False
-    if spec.is_script and (spec.user_model is None or spec.user_model.launcher or _file_of(spec.user_model) is None):
+    if spec.is_script and (spec.user_model is None or _file_of(spec.user_model) is None):
         return False
     return spec.kind == "steady" and not hiding_operators(spec.techniques) and bool(held_bytes(trial))
 

@@ -162,9 +162,10 @@ def summary_of_scripts() -> list[str]:
     traced = {loop_of(peak.trial.spec) for peak in (*eager, *compiled)}
     refused = {loop_of(trial.spec) for trial in measured() if trial.spec.is_script} - traced
     far = sorted((peak for peak in eager if abs(peak.log_error) > _FAR), key=lambda peak: -abs(peak.log_error))
+    files = [next(word for word in peak.trial.spec.workload.split() if word.endswith(".py")) for peak in far]
     named = [
-        f"{peak.trial.spec.workload.split()[1]} {_signed(peak.log_error)} of {peak.measured_bytes / 2**30:.1f} GiB"
-        for peak in far
+        f"{file} {_signed(peak.log_error)} of {peak.measured_bytes / 2**30:.1f} GiB"
+        for file, peak in zip(files, far, strict=True)
     ]
     return [
         errors_of(eager, "Eager scripts"),
