@@ -188,3 +188,32 @@ def test_weights_in_16_bits_that_a_precision_widens_or_leaves_are_noted(trace: T
     frozen = SCRIPT.replace("optimizer = ", "\n".join([*lines, "optimizer = "]), 1)
     assert trace(frozen, precision="fp32").notes == ("its frozen weights stay in bfloat16 by train.py:9",)
     assert trace(frozen).notes == ()
+
+
+PACKED = """\
+import torch
+from torch import nn
+from torch.nn.utils import rnn
+layer = nn.KIND(8, 16, num_layers=2, batch_first=True).cuda()
+optimizer = torch.optim.SGD(layer.parameters())
+lengths = torch.tensor([3, 7, 5])
+for _ in range(3):
+    data = torch.randn(3, 7, 8, device="cuda")
+    packed = rnn.pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False) if PACKS else data
+    output, _ = layer(packed)
+    if PACKS:
+        assert output.data.shape == (15, 16)
+        output, found = rnn.pad_packed_sequence(output, batch_first=True)
+        assert found.tolist() == [3, 7, 5]
+    optimizer.zero_grad()
+    output.square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_packed_sequences_hold_what_padded_ones_do_and_their_rows(trace: Trace, kind: str) -> None:
+    text = PACKED.replace("KIND", kind)
+    packed, padded = (trace(text.replace("PACKS", str(packs))).batches.popitem()[1] for packs in (True, False))
+    assert 0 <= packed.saved_bytes - padded.saved_bytes <= 4096
+    assert packed.weights_bytes == padded.weights_bytes > 0

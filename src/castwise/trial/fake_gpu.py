@@ -198,25 +198,29 @@ def _attend(  # noqa: PLR0913, PLR0917  as torch has them
 
 def _recur(gates: int, data: Tensor, *others: Any) -> tuple[Tensor, ...]:
     """Return what recurrent layers do in cuDNN, where all of them are one operation."""
-    if not isinstance(others[1], list | tuple) or isinstance(others[1][0], int):
-        raise NotImplementedError("packed sequences in recurrent layers")
+    num_rows = data.shape[:-1].numel()
+    if isinstance(others[0], Tensor) and not others[0].is_floating_point():  # of packed sequences, how many have a step
+        sizes, others = others[0], others[1:]
+        num_rows = len(sizes) * int(sizes[0])
     states, weights, _, num_layers, _, _, is_bidirectional, *_ = others
+    num_rows *= num_layers
     states = tuple(states) if isinstance(states, tuple | list) else (states,)
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         data, states = data.to(dtype), tuple(state.to(dtype) for state in states)
-    made: tuple[Tensor, ...] = _Recurrent.apply(gates, num_layers, 1 + is_bidirectional, data, *states, *weights)
+    made: tuple[Tensor, ...] = _Recurrent.apply(gates, num_rows, 1 + is_bidirectional, data, *states, *weights)
     return made
 
 
 class _Recurrent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gates: int, num_layers: int, num_directions: int, data: Tensor, *others: Tensor) -> Any:
+    def forward(ctx: Any, gates: int, num_rows: int, num_directions: int, data: Tensor, *others: Tensor) -> Any:
         num_states = 2 if gates == _GATES["lstm"] else 1
         states, weights = others[:num_states], others[num_states:]
         output = data.new_empty(*data.shape[:-1], num_directions * states[0].shape[-1])
-        # cuDNN keeps gates and states of each layer and step.
-        kept = data.new_empty(output.numel() * num_layers * (gates + num_states))
+        # cuDNN keeps gates and states of each layer and step; of packed sequences those of the longest for all.
+        # Source: NVIDIA's documentation of cudnnGetRNNTempSpaceSizes.
+        kept = data.new_empty(num_rows * output.shape[-1] * (gates + num_states))
         is_cast = weights[0].dtype != data.dtype
         whole = sum(weight.numel() for weight in weights)
         ctx.save_for_backward(data, output, kept, *states, *([data.new_empty(whole)] if is_cast else weights))

@@ -208,6 +208,9 @@ class _OnGpu(Values):  # type: ignore[no-untyped-call]
             known = pytree.tree_unflatten(values, structure)
             if func in _READING:
                 return func(*known[0], **known[1])
+        if func is _aten._pack_padded_sequence.default:
+            rows, sizes = func(torch.empty(args[0].shape[:2]), *args[1:])
+            return args[0].new_empty((len(rows), *args[0].shape[2:])), sizes
         if func._overloadpacket in _INDEXING:
             args = (args[0], self._positions(args[1]), *args[2:])
         made, value = self._make(func, types, args, kwargs, known)
