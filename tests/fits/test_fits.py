@@ -190,7 +190,7 @@ def test_what_a_precision_does_to_a_script_s_weights_is_said(tracing: FakeEngine
     found = predicted(tracing, workload=script, techniques=None, gpus=("L4",))
     memory = found.loops[1].memory
     assert memory is not None
-    noted = replace(found.loops[1], memory=memory.model_copy(update={"notes": ("its weights are wide",)}))
+    noted = replace(found.loops[1], memory=memory.model_copy(update={"notes": ("bf16-mixed: its weights are wide",)}))
     assert "bf16-mixed: its weights are wide" in shown(replace(found, loops=(found.loops[0], noted)))
 
 

@@ -137,7 +137,13 @@ def in_ddp(options: str = "") -> str:
         f"model = nn.parallel.DistributedDataParallel(model, device_ids=[rank]{options})",
     )
     text = SCRIPT.replace("data = ", "\n".join([*lines, "data = "]), 1)
-    return text + "    torch.distributed.all_reduce(loss.detach())\n"
+    gathered = (
+        "found = [None] * torch.distributed.get_world_size()",
+        "torch.distributed.all_gather_object(found, [step])",
+    )
+    return text + "\n    ".join(
+        ["    torch.distributed.all_reduce(loss.detach())", *gathered, "assert found[-1] == [step]"]
+    )
 
 
 def test_a_rank_holds_its_gradients_twice_unless_they_are_views_of_buckets(trace: Trace) -> None:
@@ -158,7 +164,7 @@ def test_a_launcher_s_first_rank_is_traced_in_a_group_of_as_many_as_it_starts(tr
 
 def test_weights_that_are_shared_out_among_ranks_are_refused(trace: Trace) -> None:
     text = in_ddp().replace("data = ", "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\ndata = ", 1)
-    with pytest.raises(TrialFailedError, match="shares out the weights, which is not traced"):
+    with pytest.raises(TrialFailedError, match="FSDP shares out the weights, which is not traced"):
         trace(text)
 
 
@@ -175,7 +181,7 @@ def test_weights_in_16_bits_that_a_precision_widens_or_leaves_are_noted(trace: T
     narrow = SCRIPT.replace("model.to(device)", "model.to(device, torch.bfloat16)")
     memory = trace(narrow, precision="fp32")
     assert parts_of(memory).weights_bytes == WEIGHTS
-    assert memory.notes == ("its weights, in bfloat16 by train.py:10, are trained in float32",)
+    assert memory.notes == ("fp32: its weights, in bfloat16 by train.py:10, are trained in float32",)
     assert (
         parts_of(trace(narrow.replace("inputs.to(device", "inputs.to(device, torch.bfloat16"))).weights_bytes
         == WEIGHTS // 2
@@ -186,7 +192,7 @@ def test_weights_in_16_bits_that_a_precision_widens_or_leaves_are_noted(trace: T
         "model[0].register_forward_hook(lambda _, given, made: made.float())",
     )
     frozen = SCRIPT.replace("optimizer = ", "\n".join([*lines, "optimizer = "]), 1)
-    assert trace(frozen, precision="fp32").notes == ("its frozen weights stay in bfloat16 by train.py:9",)
+    assert trace(frozen, precision="fp32").notes == ("fp32: its frozen weights stay in bfloat16",)
     assert trace(frozen).notes == ()
 
 
@@ -217,3 +223,10 @@ def test_packed_sequences_hold_what_padded_ones_do_and_their_rows(trace: Trace, 
     packed, padded = (trace(text.replace("PACKS", str(packs))).batches.popitem()[1] for packs in (True, False))
     assert 0 <= packed.saved_bytes - padded.saved_bytes <= 4096
     assert packed.weights_bytes == padded.weights_bytes > 0
+
+
+def test_a_script_that_asks_for_its_gpu_is_noted_with_the_line(trace: Trace) -> None:
+    asking = SCRIPT.replace("data = ", "assert torch.cuda.get_device_capability() >= (8, 0)\ndata = ", 1)
+    said = "train.py:11 asks which GPU it has, and sees an H100, whatever --gpu names"
+    assert trace(asking).notes == (said,)
+    assert trace().notes == ()

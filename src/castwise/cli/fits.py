@@ -17,13 +17,11 @@ Examples:
 def fits(options: FitsOptions, output: PrintOptions) -> int:
     """Predict without a GPU what a training step takes on GPUs, whether it fits, and the largest batch."""
     from castwise.cli.measuring import looking
-    from castwise.cli.output import error_console, show
+    from castwise.cli.output import show
     from castwise.fits.predict import predict
     from castwise.fits.render import present
-    from castwise.show.progress import LiveProgress
 
-    progress = LiveProgress(error_console())
-    with looking(progress):
+    with looking() as progress:
         found = predict(options, on_note=progress.remark)
     show(output.format, present(found, wide=output.wide or output.format == "markdown"))
     return 0

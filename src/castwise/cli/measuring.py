@@ -106,7 +106,7 @@ def next_step(results: Path | None, num_results: int, command: str = REPORT) -> 
 
 
 @contextmanager
-def looking(progress: LiveProgress | None = None, outlook: str = "") -> Iterator[None]:
+def looking(progress: LiveProgress | None = None, outlook: str = "") -> Iterator[LiveProgress]:
     """Show that a command gets ready, if stderr is a terminal: below what its progress prints meanwhile.
 
     If that takes more than a moment, as it does unless all is on record, the outlook is printed.
@@ -123,7 +123,7 @@ def looking(progress: LiveProgress | None = None, outlook: str = "") -> Iterator
             progress.status = status
             if outlook and not progress.has_outlook:
                 timer.start()
-            yield
+            yield progress
     finally:
         progress.status = None
         timer.cancel()

@@ -15,7 +15,7 @@ from castwise.fits.options import DEFAULT_GPUS, DEFAULT_PRECISIONS, DEFAULT_TECH
 from castwise.max_batch.result import USABLE
 from castwise.orchestrator.job import check_request, planned_specs
 from castwise.orchestrator.machine import FindMachine, detect_machine
-from castwise.orchestrator.session import Engine, OnNote, TrialFailedError
+from castwise.orchestrator.session import OnNote, TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.gpus import CONTEXT_BYTES, GpuModel, gpus_named, short_device_name, total_bytes
 from castwise.registry.precisions import Hardware, find_precision, why_unsupported
@@ -184,8 +184,13 @@ def predict(
     rooms = rooms if len(rooms) < 3 else [rooms[0], rooms[-1]]
 
     def trace(spec: TrialSpec) -> Loop:
-        limit = request.timeout_seconds or _TIMEOUT_SECONDS
-        return trace_loop(machine.engine, spec, rooms, limit, on_note if spec is specs[0] else None)
+        sizes, told = (spec.batch_size, _APART * spec.batch_size), on_note if spec is specs[0] else None
+        with closing(machine.engine.start(request.timeout_seconds or _TIMEOUT_SECONDS)) as session:
+            try:
+                session.open("cpu")
+                return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms), on_note=told))
+            except TrialFailedError as failure:
+                return Loop(spec, None, failure.message)
 
     with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
         loops = tuple(pool.map(trace, specs))
@@ -196,19 +201,6 @@ def predict(
     if request.techniques is None:  # a model may have no blocks to checkpoint: nobody asked for it
         loops = tuple(loop for loop in loops if loop.memory is not None or not loop.spec.techniques)
     return Prediction(loops, gpus, time.perf_counter() - began)
-
-
-def trace_loop(
-    engine: Engine, spec: TrialSpec, rooms: Sequence[int], limit_seconds: float, on_note: OnNote | None = None
-) -> Loop:
-    """Return what a loop takes, traced in a process of its own."""
-    sizes = (spec.batch_size, _APART * spec.batch_size)
-    with closing(engine.start(limit_seconds)) as session:
-        try:
-            session.open("cpu")
-            return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms), on_note=on_note))
-        except TrialFailedError as failure:
-            return Loop(spec, None, failure.message)
 
 
 def _at_batch_of_script(loops: Sequence[Loop]) -> tuple[Loop, ...]:

@@ -157,8 +157,7 @@ def remarks(found: Prediction) -> list[str]:
             lines[f"{', '.join(guesses)} {verb} not known: a number counts as 1, a truth value as False"] = None
         if loop.memory is not None and (compiling := loop.memory.compiling):
             lines[f"{', '.join(compiling)}: traced without torch.compile"] = None
-        for note in () if loop.memory is None else loop.memory.notes:
-            lines[f"{name}: {note}"] = None
+        lines |= dict.fromkeys(() if loop.memory is None else loop.memory.notes)
         if loop.left_out:
             lines[f"{name}: traced without {', '.join(loop.left_out)}"] = None
     for fit in found.fits:

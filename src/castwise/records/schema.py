@@ -307,7 +307,7 @@ class TracedMemory(FrozenModel):
     needs_values: str = ""  # why steps were taken on the CPU instead of with fake tensors; empty if they were not
     guesses: tuple[str, ...] = ()  # lines of the user's code that read a number, which was 1, or a truth value: False
     compiling: tuple[str, ...] = ()  # lines of a script that compile: it was traced without that
-    notes: tuple[str, ...] = ()  # what a precision does to a script's weights in 16 bits
+    notes: tuple[str, ...] = ()  # what becomes of a script's weights in 16 bits, and which GPU it has seen
 
 
 class StepFlops(FrozenModel):

@@ -5,6 +5,7 @@ What the script has on the CPU is real, so that it reads its data as it always d
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
@@ -29,10 +30,11 @@ from castwise.trial.memory_trace import ERRORS, WORKSPACE_BYTES, why_untraced
 from castwise.trial.script.hooks import ScriptHooks
 from castwise.trial.script.run import Order, ScriptRun, ScriptTrial
 from castwise.trial.script.scaling import weights_of
-from castwise.trial.user_model.source import calling_line
+from castwise.trial.user_model.source import calling_line, is_own
 
 # The GPU that a script sees: the records that predictions are compared with are of such GPUs.
 _NAME, _BYTES = "NVIDIA H100 80GB HBM3", 85_029_158_912
+_OF_GPU = {"get_device_name", "get_device_capability", "get_device_properties", "mem_get_info"}
 _SILENT = (
     *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_peak_memory_stats"),
     *("set_device", "set_per_process_memory_fraction", "set_rng_state", "set_stream"),
@@ -74,19 +76,8 @@ def trace_script(
         batches={trial.run.samples_per_step or 1: parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})},
         guesses=tuple(gpu.guesses),
         compiling=tuple(gpu.compiling),
-        notes=tuple(_notes_of(trial)),
+        notes=tuple(gpu.notes),
     )
-
-
-def _notes_of(trial: ScriptTrial) -> Iterator[str]:
-    """Yield what a precision does to the script's weights in 16 bits, and to which it does nothing."""
-    hooks = trial.run.hooks
-    assert hooks is not None, "it has run"
-    yield from hooks.precision.notes
-    if (row := hooks.precision.row).param_dtype == "float32" and row.name != AS_WRITTEN:
-        for kind, lines in hooks.precision.weights.own(hooks.models).items():
-            if kind.startswith("frozen "):
-                yield f"its frozen weights stay in {' by '.join([kind.removeprefix('frozen '), *lines[:1]])}"
 
 
 class _FakeGpu:
@@ -95,6 +86,7 @@ class _FakeGpu:
     def __init__(self) -> None:
         self.guesses: dict[str, None] = {}
         self.compiling: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
         self._storages = fake_storages()
         self._peak = PeakMode(self._storages, None)
         self._shapes = _Shapes(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -118,6 +110,10 @@ class _FakeGpu:
         num_steps = 1 if len(hooks.optimizers) < 2 else 2
         trial.carry_out(Order(lambda moments: None if moments else num_steps), may_end=True)
         trial.run.stop()
+        if not is_as_written:
+            kinds = (kind for kind in hooks.precision.weights.own(hooks.models) if kind.startswith("frozen "))
+            notes = *hooks.precision.notes, *(f"its frozen weights stay in {kind.split()[1]}" for kind in kinds)
+            self.notes |= dict.fromkeys(f"{hooks.precision.row.name}: {note}" for note in notes)
         return max([self._peak.parts, first][: 1 + is_as_written], key=lambda parts: parts.tensors_bytes)
 
     @contextmanager
@@ -131,11 +127,7 @@ class _FakeGpu:
         """Return what a script sees of the GPU: an object, the attribute, and what takes its place."""
         properties = SimpleNamespace(name=_NAME, major=9, minor=0, total_memory=_BYTES, multi_processor_count=132)
         answers: dict[str, Any] = {
-            "is_available": True,
-            "device_count": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            "current_device": 0,
-            "_exchange_device": 0,
-            "_maybe_exchange_device": 0,
+            **dict.fromkeys(("current_device", "_exchange_device", "_maybe_exchange_device"), 0),
             "get_device_name": _NAME,
             "get_device_capability": (9, 0),
             "get_device_properties": properties,
@@ -145,18 +137,18 @@ class _FakeGpu:
             "stream": nullcontext(),
             **dict.fromkeys(_SILENT),
         }
-        of_accelerator = {
-            "is_available": True,
-            "device_count": 1,
-            "current_accelerator": torch.device("cuda", 0),
-            "current_device_index": 0,
-            "set_device_index": None,
-            "synchronize": None,
-        }
+        of_accelerator = {"current_accelerator": torch.device("cuda", 0), "current_device_index": 0}
+        of_accelerator |= dict.fromkeys(("set_device_index", "synchronize"))
+        of_both = {"is_available": True, "device_count": int(os.environ.get("LOCAL_WORLD_SIZE", "1"))}
         held = "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"
         return [
-            *((torch.cuda, name, _answering(answer)) for name, answer in answers.items()),
+            *((torch.cuda, name, self._telling(name, answer)) for name, answer in answers.items()),
             *((torch.accelerator, name, _answering(answer)) for name, answer in of_accelerator.items()),
+            *(
+                (owner, name, _answering(each))
+                for name, each in of_both.items()
+                for owner in (torch.cuda, torch.accelerator)
+            ),
             *((torch.cuda, name, lambda *_, **__: self._storages.totals.total()) for name in held),
             *((torch.cuda, name, _Queue) for name in ("Stream", "Event", "current_stream", "default_stream")),
             (torch, "compile", self._leave_as_is),
@@ -172,6 +164,14 @@ class _FakeGpu:
             (FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist()),
             (FakeTensor, "__deepcopy__", _copy),
         ]
+
+    def _telling(self, name: str, answer: Any) -> Callable[..., Any]:
+        def tell(*_: Any, **__: Any) -> Any:
+            if name in _OF_GPU and is_own(sys._getframe(1).f_code.co_filename):
+                self.notes[f"{calling_line()} asks which GPU it has, and sees an H100, whatever --gpu names"] = None
+            return answer
+
+        return tell
 
     def _leave_as_is(self, code: Any = None, *_: Any, **__: Any) -> Any:
         """Compile nothing: what compiled code holds is the compiler's, which needs a GPU."""

@@ -482,11 +482,7 @@ class ScriptTrial:
         return _LIMIT_SHARE * self._spec.protocol.timeout_seconds
 
     def carry_out(self, order: Order, *, may_end: bool = False) -> None:
-        """Let the script go on until an order is over.
-
-        Raises:
-            UsageError: That took too long.
-        """
+        """Let the script go on until an order is over, or raise a UsageError if that takes too long."""
         moments = self.run.carry_out(order, self._limit_seconds, self.on_note, may_end=may_end)
         if not moments and self.run.ending is None:
             self.run.raise_too_slow(self._limit_seconds)
