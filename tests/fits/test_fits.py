@@ -148,6 +148,7 @@ def test_json_has_the_parts_of_each_loop(tracing: FakeEngine, command: CommandLi
     (first, *_) = json.loads(done.out)["fits"]
     assert (first["gpu"], first["precision"], first["fits"]) == ("L4", "fp32", "yes")
     assert first["weights_bytes"] == FIXED_BYTES // 2
+    assert json.loads(done.out)["error"] == pytest.approx(math.exp(ERROR) - 1)
     assert first["largest_batch_low"] < first["predicted_batch"] < first["largest_batch_high"]
 
 
@@ -177,13 +178,21 @@ def test_a_script_is_traced_at_its_own_batch_without_being_run(tracing: FakeEngi
     out = io.StringIO()
     print_parts(present(found).parts, Console(file=out, width=80))
     assert "largest" not in out.getvalue()
-    assert "castwise run -- python train.py" in out.getvalue()
+    assert f"castwise run -- {script}" in " ".join(out.getvalue().split())
 
 
 def test_what_a_script_is_waited_for_is_said_once(tracing: FakeEngine, command: CommandLine, script: str) -> None:
     done = command("fits", "--precision", "bf16-mixed", "--gpu", "L4", "--", *script.split(), engine=tracing)
     assert len(tracing.traced) == 2
     assert done.err.count("waiting for step 1") == 1
+
+
+def test_what_a_script_printed_is_shown_with_verbose(tracing: FakeEngine, command: CommandLine, script: str) -> None:
+    words = "--gpu", "L4", "--precision", "as-written,bf16-mixed", "--", *script.split()
+    for failing in (("bf16-mixed",), ("bf16-mixed", "as-written")):
+        tracing.faults = dict.fromkeys(failing, Fault("crash", "trace_memory"))
+        assert "Traceback (fake)" in command("fits", "--verbose", *words, engine=tracing).err
+        assert "Traceback (fake)" not in command("fits", *words, engine=tracing).err
 
 
 def test_what_a_precision_does_to_a_script_s_weights_is_said(tracing: FakeEngine, script: str) -> None:

@@ -225,6 +225,13 @@ def test_packed_sequences_hold_what_padded_ones_do_and_their_rows(trace: Trace, 
     assert packed.weights_bytes == padded.weights_bytes > 0
 
 
+def test_a_script_that_trains_on_the_cpu_is_told_so_without_options_that_fits_lacks(trace: Trace) -> None:
+    with pytest.raises(
+        TrialFailedError, match=r"train\.py trains on cpu, .* It sees a GPU: name the script's argument for it"
+    ):
+        trace(SCRIPT.replace('torch.device("cuda")', 'torch.device("cpu")'))
+
+
 def test_a_script_that_asks_for_its_gpu_is_noted_with_the_line(trace: Trace) -> None:
     asking = SCRIPT.replace("data = ", "assert torch.cuda.get_device_capability() >= (8, 0)\ndata = ", 1)
     said = "train.py:11 asks which GPU it has, and sees an H100, whatever --gpu names"

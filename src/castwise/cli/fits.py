@@ -22,6 +22,6 @@ def fits(options: FitsOptions, output: PrintOptions) -> int:
     from castwise.fits.render import present
 
     with looking() as progress:
-        found = predict(options, on_note=progress.remark)
+        found = predict(options, on_note=progress.remark, on_log=progress.remark if output.verbose else None)
     show(output.format, present(found, wide=output.wide or output.format == "markdown"))
     return 0

@@ -145,6 +145,7 @@ class Prediction:
     loops: tuple[Loop, ...]
     gpus: tuple[GpuModel, ...]
     seconds: float  # wall time
+    workload: str  # as it was asked for
 
     @property
     def fits(self) -> tuple[Fit, ...]:
@@ -156,11 +157,14 @@ def room_of(gpu: GpuModel) -> int:
 
 
 def predict(
-    request: FitsOptions, find_machine: FindMachine = detect_machine, on_note: OnNote | None = None
+    request: FitsOptions,
+    find_machine: FindMachine = detect_machine,
+    on_note: OnNote | None = None,
+    on_log: OnNote | None = None,
 ) -> Prediction:
     """Trace each loop of a request, in processes of their own, and predict what it takes.
 
-    `on_note` receives a line now and then on what a script is waited for.
+    `on_note` receives a line now and then on what a script is waited for; `on_log` what a process that failed printed.
 
     Raises:
         UsageError: A name is unknown, or none of the loops can be traced.
@@ -190,6 +194,8 @@ def predict(
                 session.open("cpu")
                 return Loop(spec, session.trace_memory(spec, sizes, tuple(rooms), on_note=told))
             except TrialFailedError as failure:
+                if on_log is not None:
+                    on_log(f"{spec.label} printed:\n{failure.log.rstrip()}")
                 return Loop(spec, None, failure.message)
 
     with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
@@ -200,7 +206,7 @@ def predict(
         loops = _at_batch_of_script(loops)
     if request.techniques is None:  # a model may have no blocks to checkpoint: nobody asked for it
         loops = tuple(loop for loop in loops if loop.memory is not None or not loop.spec.techniques)
-    return Prediction(loops, gpus, time.perf_counter() - began)
+    return Prediction(loops, gpus, time.perf_counter() - began, request.workload)
 
 
 def _at_batch_of_script(loops: Sequence[Loop]) -> tuple[Loop, ...]:

@@ -93,7 +93,7 @@ def document(found: Prediction) -> dict[str, Any]:
     return json_document(
         workload=found.loops[0].spec.workload,
         fits=[plain(in_files(COLUMNS), values_of(COLUMNS, fit)) for fit in found.fits],
-        error=found.loops[0].error,
+        error=math.exp(found.loops[0].error) - 1,
         num_errors=found.loops[0].known_errors[1],
         sentences=sentences(found),
         remarks=remarks(found),
@@ -136,7 +136,7 @@ def sentences(found: Prediction) -> list[str]:
             f"Assumed: the memory that a driver leaves of {', '.join(assumed)}. On all GPUs "
             f"{format_bytes(CONTEXT_BYTES)} are left for the CUDA context, and 1 % for fragmentation."
         )
-    try_it = f"castwise run -- {spec.workload}" if spec.is_script else f"castwise max-batch {spec.workload}"
+    try_it = f"castwise {'run --' if spec.is_script else 'max-batch'} {found.workload}"
     lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: {try_it}")
     return lines
 

@@ -50,19 +50,17 @@ _READING = (_aten._local_scalar_dense.default, _aten.allclose.default, _aten.equ
 _INDEXING = (_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
 
 
-def trace_script(
-    spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun], on_note: Callable[[str], None]
-) -> TracedMemory:
-    """Return what holds memory at the peak of a script's first steps, or before them; `start` lets it run.
+def trace_script(spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun], note: Callable[[str], None]) -> TracedMemory:
+    """Return what holds memory at the peak of a script's first steps, or before them.
 
-    `on_note` receives a line now and then on what is waited for.
+    `start` lets it run; `note` receives a line now and then on what is waited for.
 
     Raises:
         UsageError: The script needs what a GPU computes, or runs code that is none of torch's operators.
     """
     gpu = _FakeGpu()
     trial = ScriptTrial(spec.model_copy(update={"device": "cuda:0"}))
-    trial.run.around, trial.run.is_traced, trial.on_note = gpu.modes, True, on_note
+    trial.run.around, trial.run.is_traced, trial.on_note = gpu.modes, True, note
     start(trial.run)
     try:
         parts = gpu.peak_of(trial)

@@ -503,9 +503,10 @@ class ScriptTrial:
         parameters = [parameter for model in hooks.models for parameter in model.parameters()]
         elsewhere = {parameter.device.type for parameter in parameters} - {spec.device_type}
         if elsewhere:
+            advice = "It sees a GPU: name" if self.run.is_traced else "Name another --device, or"
             raise UsageError(
-                f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. Name another "
-                "--device, or the script's argument for it."
+                f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. {advice} the "
+                "script's argument for it."
             )
         if not parameters and spec.precision != AS_WRITTEN and not hooks.precision.autocast.has_been_on:
             if "deepspeed" in sys.modules:
