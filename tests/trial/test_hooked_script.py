@@ -271,6 +271,20 @@ raise ValueError(*Strategy().training_step(), *Strategy().test_step(), torch.is_
 """
 
 
+# It looks at a batch of the validation data, without `no_grad`, as CycleGAN's scripts do.
+_PREVIEWS = """
+data, validation = DataLoader(torch.randn(64, 3), batch_size=4), DataLoader(torch.randn(14, 3), batch_size=7)
+for number, x in enumerate(itertools.chain.from_iterable(itertools.repeat(data))):
+    w.train()
+    w(x).sum().backward()
+    optimizer.step()
+    if number % 3 == 0:
+        y = next(iter(validation))
+        w.eval()
+        w(y)
+"""
+
+
 # Gradients are clipped once without a step, and once dropped; a step overflows and is skipped if there is a loss scale.
 _MASTERS = """
 torch.manual_seed(0)
@@ -741,6 +755,7 @@ while True:
     with torch.no_grad():
         for x in data: w(x)
 """,
+        **dict.fromkeys(("previews", "previews count as-written"), _PREVIEWS),
         "graphs count as-written": """
 class Batch:
     def __init__(self, items): self.x = torch.cat(items)
@@ -1278,6 +1293,8 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
     )
     assert answers["short-batch count as-written"] == "6 a step; "
     assert answers["iterates count as-written"] == "4 a step; "
+    assert answers["previews count as-written"] == "4 a step; ", "not those of its evaluations"
+    assert answers["previews"].startswith("batch 4,")
     assert answers["counts-graphs count as-written"] == "5 a step; "
     assert answers["grows count as-written"] == "6 a step; ", "as in the timed steps, not in the first"
     said = (

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -84,6 +84,10 @@ class ScriptHooks:
         self._after_step = after_step
         # Samples that were trained on, and the values of all their tensors, by where they were seen.
         self._trained_on = {"loader": [0, 0], "model": [0, 0]}
+        self._trained_data: set[int] = set()  # data sets of loaders with batches that an optimizer stepped for
+        # Batches of others since the last step, and those that may come to count with the next change of mode.
+        self._unsure: list[tuple[int, int, int]] = []  # each with its data set, samples and values
+        self._left_out: list[tuple[int, int, int]] = []
         self.num_tokens = self.num_padding = 0  # that the masks of batches mark, and those that they do not
         self._has_graphs = False  # whether a batch has said of how many graphs it is
         self._samples: Counter[str] = Counter()  # of this step, by where they were seen
@@ -272,7 +276,7 @@ class ScriptHooks:
             first = tensors[0] if tensors else None
             if not any(first is known for known in self._called_with):  # sharpness-aware minimisation calls it twice
                 self._called_with.append(first)
-                self._note_batch("model", _num_samples_of_call(args), tensors)
+                self._count("model", _num_samples_of_call(args), sum(tensor.numel() for tensor in tensors))
                 if self._is_looking and not self.uses_loader:
                     self._note_padding(args)
         if is_kerass(module):  # it has its policy
@@ -288,10 +292,34 @@ class ScriptHooks:
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         return is_in_training or module in self._always
 
-    def _note_batch(self, where: str, num_samples: int, tensors: Sequence[Tensor], others: int = 0) -> None:
+    def _count(self, where: str, num_samples: int, num_values: int) -> None:
         self._samples[where] += num_samples
         self._trained_on[where][0] += num_samples
-        self._trained_on[where][1] += sum(tensor.numel() for tensor in tensors) or others
+        self._trained_on[where][1] += num_values
+
+    def _note_loaded(self, batch: Any, batches: Any) -> None:
+        """Count a batch that a loader gives, unless it is for an evaluation."""
+        num_samples = _num_samples_of_batch(batch, batches)
+        if not torch.is_grad_enabled():
+            return
+        num_values = sum(tensor.numel() for tensor in tree_tensors(batch)) or getattr(batch, "num_nodes", None) or 0
+        loaded = id(batches._dataset), num_samples, num_values
+        is_known = loaded[0] in self._trained_data
+        if self.model.training or self.model is self._trained_in_eval:
+            self._count("loader", *loaded[1:])
+            self._unsure += [] if is_known else [loaded]
+        elif is_known:  # the script may set the model to training in each step
+            self._left_out = [loaded]
+
+    def _change_mode(self, train: Any, module: nn.Module, mode: bool = True) -> Any:
+        """Leave out the batches that a script had loaded for an evaluation before it set the model to that."""
+        if self.models and module is self.models[0] is not self._trained_in_eval:
+            batches = self._left_out if mode else self._unsure
+            for _, *counts in batches:
+                self._count("loader", *(count if mode else -count for count in counts))
+            self._left_out = [] if mode else batches
+            self._unsure = [*self._unsure, *batches] if mode else []
+        return train(module, mode)
 
     def _note_padding(self, batch: Any) -> None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
@@ -412,6 +440,8 @@ class ScriptHooks:
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
             self._samples = Counter()
+            self._trained_data.update(data for data, *_ in self._unsure)
+            self._unsure.clear()
             self._called_with.clear()
             self._after_step()
 
@@ -529,6 +559,7 @@ class ScriptHooks:
                 )
             return start(*args, **kwargs)
 
+        replaces(nn.Module, "train")(self._change_mode)
         vars(torch.multiprocessing)["start_processes"] = sys.modules["torch.multiprocessing.spawn"].start_processes
 
         if self.precision.row.autocast_dtype is not None:
@@ -570,11 +601,10 @@ class ScriptHooks:
         @replaces(dataloader._BaseDataLoaderIter, "__next__")
         def timed_next(next_batch: Any, batches: Any) -> Any:
             started = time.perf_counter()
+            self._left_out = []
             batch = next_batch(batches)
             self.data_seconds += time.perf_counter() - started
-            num_samples = _num_samples_of_batch(batch, batches)
-            if torch.is_grad_enabled() and (self.model.training or self.model is self._trained_in_eval):
-                self._note_batch("loader", num_samples, tree_tensors(batch), getattr(batch, "num_nodes", None) or 0)
+            self._note_loaded(batch, batches)
             if self._is_looking:
                 self.uses_loader = True
                 self._has_graphs |= bool(_numbers_of_graphs(batch))
