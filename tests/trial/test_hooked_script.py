@@ -566,6 +566,15 @@ if not os.fork():
 os.wait()
 for _ in range(3): step()
 """,
+        "meets": """
+import socket
+taken = socket.create_server(("127.0.0.1", 0))
+port = str(taken.getsockname()[1])
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1"}
+torch.distributed.init_process_group("gloo")
+torch.distributed.all_reduce(torch.ones(1))
+for _ in range(3): step()
+""",
         "swallows": """
 while True:
     try: step()
@@ -1258,6 +1267,7 @@ def test_what_is_frozen_stays_in_its_type(answers):
 def test_scripts_that_fork_save_and_catch_all_are_measured_and_harm_nothing(answers):
     for script in (
         "forks",
+        "meets",
         "saves",
         "saves-and-loads",
         "writes",

@@ -559,6 +559,7 @@ class ScriptHooks:
                 )
             return start(*args, **kwargs)
 
+        replaces(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store")(_store_on_a_port)
         replaces(nn.Module, "train")(self._change_mode)
         vars(torch.multiprocessing)["start_processes"] = sys.modules["torch.multiprocessing.spawn"].start_processes
 
@@ -730,6 +731,12 @@ def _modules_used(*values: Any) -> Iterator[nn.Module]:
         elif type(value).__dictoffset__ and not isinstance(value, type | ModuleType):
             attributes = object.__getattribute__(value, "__dict__").values()
             waiting += [attribute for attribute in attributes if isinstance(attribute, nn.Module)]
+
+
+def _store_on_a_port(create: Any, host: str, port: int, rank: int, world_size: int, *others: Any, **more: Any) -> Any:
+    """Take a free port for one rank alone: a script may fix one, which processes of other precisions hold."""
+    is_alone = world_size == 1 and not torch.distributed.is_torchelastic_launched()
+    return create(host, 0 if is_alone else port, rank, world_size, *others, **more)
 
 
 def _names_in(code: CodeType) -> set[str]:
