@@ -285,6 +285,32 @@ for number, x in enumerate(itertools.chain.from_iterable(itertools.repeat(data))
 """
 
 
+# A checkpoint of its own, as that of guided-diffusion.
+_CUSTOM = "@torch.amp.custom"
+_RECOMPUTES = """
+class Checkpoint(torch.autograd.Function):
+    @staticmethod
+    FWD
+    def forward(ctx, x, *weights):
+        ctx.x, ctx.weights = x, weights
+        with torch.no_grad(): return w.part(x)
+    @staticmethod
+    BWD
+    def backward(ctx, grad):
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad(): y = w.part(x)
+        return torch.autograd.grad(y, [x, *ctx.weights], grad)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.part = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    def forward(self, x): return Checkpoint.apply(self.first(x), *self.part.parameters())
+w = Model()
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(99): step()
+"""
+
+
 # Gradients are clipped once without a step, and once dropped; a step overflows and is skipped if there is a loss scale.
 _MASTERS = """
 torch.manual_seed(0)
@@ -967,6 +993,12 @@ w, seen = Called(3, 1), []
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 raise ValueError(w(torch.randn(5, 3)).dtype, *seen, torch.is_autocast_enabled("cpu"))
 """,
+        **{
+            f"recomputes{'-in-amp' * bool(custom[0])} bf16-mixed": _RECOMPUTES.replace("FWD", custom[0]).replace(
+                "BWD", custom[1]
+            )
+            for custom in (("", ""), (f"{_CUSTOM}_fwd(device_type='cpu')", f"{_CUSTOM}_bwd(device_type='cpu')"))
+        },
         "late-optimizer bf16-mixed": """
 w(torch.randn(5, 3)).sum().backward()
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
@@ -1189,6 +1221,13 @@ for number in range(18):
             "unsupported: DeepSpeed trains copies of the weights, which castwise cannot change. In its configuration "
             'bf16-mixed is "torch_autocast": {"enabled": true, "dtype": "bfloat16"}: measure that as-written',
         ),
+        (
+            "recomputes bf16-mixed",
+            "unsupported: backward computes anew in recomputes.py:20 what forward computed in autocast, but without "
+            "autocast: mat1 and mat2 must have the same dtype, but got BFloat16 and Float. Decorate the two by "
+            "torch.amp.custom_bwd and torch.amp.custom_fwd",
+        ),
+        ("recomputes-in-amp bf16-mixed", "8 steps, 0 skipped; "),
         (
             "late-optimizer bf16-mixed",
             "unsupported: late-optimizer.py calls no torch.nn.Module that an optimizer has before its first step. If",

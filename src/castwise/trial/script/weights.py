@@ -21,7 +21,7 @@ from castwise.trial.numerics import Updates
 from castwise.trial.script.autocast import HALVES
 from castwise.trial.script.replacing import replaces
 from castwise.trial.script.scaling import weights_of
-from castwise.trial.user_model.source import calling_line
+from castwise.trial.user_model.source import calling_line, line_in_backward
 
 _OTHERS = {*HALVES, torch.float64}  # types other than that in which PyTorch makes weights
 # Whose layers have a precision of their own, that no autocast changes.
@@ -172,15 +172,22 @@ class ScriptWeights:
                 )
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return why a script fails: that its weights are in float32, if it says that types do not fit."""
-        if not self._widened or not isinstance(error, RuntimeError | TypeError | ValueError):
+        """Return why a script fails that says that types do not fit: in the row they are others, somewhere."""
+        if not isinstance(error, RuntimeError | TypeError | ValueError) or not _ABOUT_TYPES.search(str(error)):
             return error
-        if not _ABOUT_TYPES.search(str(error)):
+        said = str(error).strip().partition("\n")[0]
+        if self._widened:
+            message = (
+                f"the script's weights are in {self._origin}, and with float32 in their places it fails: {said}. Load "
+                "it in float32, and leave casts to 16 bits out"
+            )
+        elif self._row.autocast_dtype is not None and (line := line_in_backward(error)):
+            message = (
+                f"backward computes anew in {line} what forward computed in autocast, but without autocast: {said}. "
+                "Decorate the two by torch.amp.custom_bwd and torch.amp.custom_fwd"
+            )
+        else:
             return error
-        message = (
-            f"the script's weights are in {self._origin}, and with float32 in their places it fails: "
-            f"{str(error).strip().partition(chr(10))[0]}. Load it in float32, and leave casts to 16 bits out"
-        )
         return TechniqueError(message).with_traceback(error.__traceback__)
 
     def own(self, models: Sequence[nn.Module]) -> dict[str, list[str]]:

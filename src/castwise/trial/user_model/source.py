@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -82,6 +83,14 @@ def phase_of(error: BaseException) -> str | None:
             return "in the optimizer's step"
         if module == "nn/functional.py" or (module == "nn/modules/module.py" and "call_impl" in frame.name):
             return "in the forward pass or the loss"
+    return None
+
+
+def line_in_backward(error: BaseException) -> str | None:
+    """Return the line of a `backward` of the user's, of an autograd function, in which an exception was raised."""
+    for caller, frame in itertools.pairwise(traceback.extract_tb(error.__traceback__)):
+        if caller.filename.endswith("/torch/autograd/function.py") and is_users(frame.filename):
+            return f"{_shown(frame.filename)}:{frame.lineno}"
     return None
 
 
