@@ -958,6 +958,7 @@ with torch.no_grad():
     seen.append(rounds(loss_of(torch.randn(5, 3))[1]))
 raise ValueError(*seen, torch.is_autocast_enabled("cpu"), torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """,
+        "rounds-once fp32": "w.half().float()\nfor _ in range(99): step()",
         "narrows fp32": """
 class Half(torch.nn.Linear):
     def forward(self, x): return super().forward(x).bfloat16().float()
@@ -1262,6 +1263,7 @@ def test_weights_in_16_bits_are_trained_in_float32_as_by_hand(answers, precision
     assert "torch.bfloat16)" in answers["low bf16-true"]
     said = "8 steps, 0 skipped; its weights, in float16 by halves.py:9, are trained in float32"
     assert answers["halves fp32"] == said
+    assert answers["rounds-once fp32"] == "8 steps, 0 skipped; ", "as yolov5's does, once, before it trains"
 
 
 @pytest.mark.parametrize("precision", ["as-written", "fp32", "bf16-mixed", "fp16-mixed"])

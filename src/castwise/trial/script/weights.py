@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -258,6 +258,12 @@ class ScriptWeights:
             own = set(map(id, weights_of(*self._optimizers)))
             self.widen(weight for weight in converted.parameters() if id(weight) in own)
             return converted
+
+        @replaces(nn.Module, "float")
+        def convert_back(convert: Any, module: nn.Module) -> nn.Module:
+            for parameter in module.parameters():
+                self._widened.pop(parameter, None)  # the script itself trains it in float32, rounded as it was
+            return cast("nn.Module", convert(module))
 
         for name in ("to", "half", "bfloat16", "double"):
             replaces(nn.Module, name)(convert_noted)
