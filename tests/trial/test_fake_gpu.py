@@ -1,5 +1,6 @@
 """Steps on a GPU that is not there, beside what can be counted by hand and what torch's own engine does."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -59,10 +60,19 @@ def test_a_step_in_float32_is_counted_to_the_byte(tmp_path: Path) -> None:
     assert parts.masters_bytes == parts.weight_casts_bytes == 0
 
 
-@pytest.mark.parametrize(("precision", "masters"), [("bf16-true", 0), ("fp16-master", WEIGHTS), ("bf16-sr", 0)])
+@pytest.mark.parametrize(("precision", "masters"), [("bf16-true", 0), ("fp16-master", WEIGHTS)])
 def test_weights_in_16_bits_have_half_the_bytes(tmp_path: Path, precision: str, masters: int) -> None:
     parts = parts_of(tmp_path, precision)
     assert (parts.weights_bytes, parts.masters_bytes) == (WEIGHTS // 2, masters)
+
+
+def test_float32_copies_that_last_for_the_update_are_those_of_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = parts_of(tmp_path, "bf16-sr")
+    assert 0 < whole.masters_bytes <= WEIGHTS
+    monkeypatch.setattr(sys.modules["castwise.apply.precision"], "_MOST_COPIES", 1)
+    assert parts_of(tmp_path, "bf16-sr").peak_bytes < whole.peak_bytes
 
 
 def test_autocast_takes_the_types_of_a_gpu(tmp_path: Path) -> None:

@@ -116,3 +116,24 @@ def test_adam_s_state_in_fewer_bits_is_counted(tmp_path: Path, kind: str, least:
     assert parts.optimizer_bytes == pytest.approx(large * least + 8 * small, rel=0.15), (
         "scales, and small weights' state"
     )
+
+
+def test_storages_that_are_resized_count_as_they_are() -> None:
+    """The float32 copies of bf16-sr last for the update of their part."""
+    import torch
+
+    storages = memory_breakdown.Storages("cpu")
+    with memory_breakdown.PeakMode(storages, torch.device("cpu")) as mode:
+        copies = [torch.empty(1000), torch.empty(1000)]
+        for copy in copies:
+            copy.untyped_storage().resize_(0)
+        for copy in copies:
+            copy.untyped_storage().resize_(4000)
+            copy.fill_(1)
+            copy.untyped_storage().resize_(0)
+        mode.most = 0
+        copies[0].untyped_storage().resize_(4000)
+        copies[0].fill_(1)
+    assert mode.most == 4000
+    assert storages.totals["temporaries"] == 4000
+    assert "followed" not in torch.UntypedStorage.resize_.__qualname__

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -104,8 +104,7 @@ class Storages:
         if storage is None or storage._cdata in self._kinds:
             return
         address = storage._cdata
-        size = -(-storage.nbytes() // self._rounding) * self._rounding
-        self._kinds[address], self._sizes[address] = kind, size
+        self._kinds[address], self._sizes[address] = kind, self._rounded(storage)
         self.totals[kind] += self._sizes[address]
         self._references[address] = weakref.ref(storage, functools.partial(self._remove, address))
 
@@ -119,6 +118,17 @@ class Storages:
             self.totals[before] -= self._sizes[address]
             self.totals[kind] += self._sizes[address]
             self._kinds[address] = kind
+
+    def note_size(self, storage: Any) -> None:
+        """Note the new size of a storage that was resized, if it is known."""
+        address = storage._cdata
+        if address in self._kinds:
+            before, self._sizes[address] = self._sizes[address], self._rounded(storage)
+            self.totals[self._kinds[address]] += self._sizes[address] - before
+
+    def _rounded(self, storage: Any) -> int:
+        size: int = -(-storage.nbytes() // self._rounding) * self._rounding
+        return size
 
     def kind_of(self, tensor: Tensor) -> str | None:
         storage = self._storage(tensor)
@@ -147,6 +157,23 @@ class PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._gpu = device if device is not None and device.type == "cuda" else None
         if self._gpu is not None:
             torch.cuda.reset_peak_memory_stats(self._gpu)
+
+    def __enter__(self) -> Self:
+        resize = torch.UntypedStorage.resize_
+
+        def resize_followed(storage: Any, size: int) -> Any:
+            resized = resize(storage, size)  # no operation tells of it
+            self._storages.note_size(storage)
+            return resized
+
+        self._patch = patch.object(torch.UntypedStorage, "resize_", resize_followed)
+        self._patch.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._patch.stop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
