@@ -812,6 +812,24 @@ for number in itertools.count():
     w(input=torch.randn(4 + 2 * (number > 2), 3)).sum().backward()
     optimizer.step()
 """,
+        "acts count as-written": """
+for _ in itertools.count():
+    action = w(torch.randn(1, 3)).argmax()  # with gradients, as many policies act
+    w(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+""",
+        "acts-and-criticises count as-written": """
+w, actor = torch.nn.Bilinear(3, 2, 1), torch.nn.Linear(3, 2)
+optimizer, of_actor = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (w, actor))
+for number in itertools.count():
+    actor(torch.randn(1, 3))
+    x = torch.randn(4, 3)
+    w(x, torch.randn(4, 2)).sum().backward()
+    optimizer.step()
+    if number % 2:
+        w(x, actor(x)).sum().backward()
+        of_actor.step()
+""",
         "iterates count as-written": """
 class Data(torch.utils.data.IterableDataset):
     def __iter__(self): return ({"boxes": torch.ones(2 + i % 2, 4), "image": torch.ones(3)} for i in range(12))
@@ -1347,6 +1365,7 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
     assert answers["previews count as-written"] == "4 a step; ", "not those of its evaluations"
     assert answers["previews"].startswith("batch 4,")
     assert answers["counts-graphs count as-written"] == "5 a step; "
+    assert answers["acts count as-written"] == answers["acts-and-criticises count as-written"] == "4 a step; "
     assert answers["grows count as-written"] == "6 a step; ", "as in the timed steps, not in the first"
     said = (
         "5 a step; a step's samples are the DataLoader's: 5. That is not the first dimension of the model's input, 20"

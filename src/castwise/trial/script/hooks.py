@@ -8,12 +8,12 @@ import inspect
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 import torch.multiprocessing
@@ -56,6 +56,7 @@ _LOSSES = [name for name in dir(nn.functional) if name.endswith("_loss")]
 _LOSSES += ["binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div"]
 _FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
 _installed: list["ScriptHooks"] = []  # one at the most
+_Calls = dict[tuple[int, int], tuple[Callable[[], Tensor | None], bool, int, int]]
 
 
 class ScriptHooks:
@@ -82,17 +83,20 @@ class ScriptHooks:
         self.loss: Tensor | None = None  # of the last backward
         self.skipped_steps: int | Tensor = 0  # of the first optimizer; on the device if it skips them there
         self._after_step = after_step
-        # Samples that were trained on, and the values of all their tensors, by where they were seen.
-        self._trained_on = {"loader": [0, 0], "model": [0, 0]}
+        # Samples that were trained on, and the values of their tensors, by where they were seen: a model by its number.
+        self._trained_on = defaultdict[str | int, list[int]](lambda: [0, 0])
         self._trained_data: set[int] = set()  # data sets of loaders with batches that an optimizer stepped for
         # Batches of others since the last step, and those that may come to count with the next change of mode.
         self._unsure: list[tuple[int, int, int]] = []  # each with its data set, samples and values
         self._left_out: list[tuple[int, int, int]] = []
         self.num_tokens = self.num_padding = 0  # that the masks of batches mark, and those that they do not
         self._has_graphs = False  # whether a batch has said of how many graphs it is
-        self._samples: Counter[str] = Counter()  # of this step, by where they were seen
-        self._samples_of_steps: list[Counter[str]] = []
-        self._called_with: list[Tensor | None] = []  # the first arguments of the model, of this step
+        self._samples = Counter[str | int]()  # of this step, by where they were seen
+        self._samples_of_steps: list[Counter[str | int]] = []
+        self._inputs: dict[int, Any] = {}  # of models that run, by number
+        # What models were trained on, by their number and their first argument's id: that argument, whether the last
+        # step had it, samples and values.
+        self._calls, self._last_calls = _Calls(), _Calls()  # of this step and the last one
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._always: WeakSet[nn.Module] = WeakSet()  # those with the precision in evaluations, too, and their parts
         self._around_prepared: WeakSet[nn.Module] = WeakSet()  # models with a part that Accelerate has prepared
@@ -168,13 +172,20 @@ class ScriptHooks:
         """
         steps = self._samples_of_steps[1:] or self._samples_of_steps
         sources = list(_SOURCES.items())[: 1 if self._has_graphs else None]  # a model's input is their nodes
-        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for key, name in sources}
+        keys = {name: self._counted if key == "model" else key for key, name in sources}
+        means = {name: sum(step[key] for step in steps) / max(1, len(steps)) for name, key in keys.items()}
         return {name: mean for name, mean in means.items() if mean}
+
+    @property
+    def _counted(self) -> int:
+        """Return the number of the first model that each step trains on: not of an actor, if its critic has more."""
+        steps = self._samples_of_steps[1:]
+        return next((i for i, _ in enumerate(self.models) if steps and all(step[i] for step in steps)), 0)
 
     @property
     def trained_on(self) -> tuple[int, int]:
         """Return the samples that the script has trained on, and the values of its batches: its loaders', if any."""
-        samples, values = self._trained_on["loader" if self._trained_on["loader"][0] else "model"]
+        samples, values = self._trained_on["loader" if self._trained_on["loader"][0] else self._counted]
         return samples, values
 
     def find_model(self, module: nn.Module, args: Any) -> None:
@@ -225,13 +236,12 @@ class ScriptHooks:
         takes_hooks = module._compiled_call_impl is None  # else they would be compiled
         if takes_hooks:
             self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
+            self._model_hooks.append(module.register_forward_hook(_leave_model, always_call=True))
         if takes_hooks and self.precision.row.name == AS_WRITTEN and _is_prepared(module):
             # Its parts are called in its own autocast, which `enter_model` notes.
             self._input_hooks += [part.register_forward_pre_hook(_enter_model) for part in module.children()]
         if self.precision.row.autocast_dtype is None:
             return
-        if takes_hooks:
-            module.register_forward_hook(_leave_model, always_call=True)
         prepared = [part for part in module.modules() if _is_prepared(part)]
         # Evaluation may go past a wrapper such as DistributedDataParallel.
         parts = [part for wrapped in prepared for part in (wrapped, *wrapped.children()) if part is not module]
@@ -271,14 +281,12 @@ class ScriptHooks:
         self.precision.before_forward()
         is_trained = module.training or module is self._trained_in_eval
         is_counted = self._is_looking or not self._trained_on["loader"][0]
-        if is_trained and is_counted and module is self.model and torch.is_grad_enabled():
-            tensors = tree_tensors(args)
-            first = tensors[0] if tensors else None
-            if not any(first is known for known in self._called_with):  # sharpness-aware minimisation calls it twice
-                self._called_with.append(first)
-                self._count("model", _num_samples_of_call(args), sum(tensor.numel() for tensor in tensors))
-                if self._is_looking and not self.uses_loader:
-                    self._note_padding(args)
+        if is_trained and is_counted and torch.is_grad_enabled():
+            number = next((i for i, model in enumerate(self.models) if model is module), None)
+            if number is not None:
+                self._inputs[number] = args
+                if isinstance(module, torch.jit.ScriptModule):  # which nothing tells of its output
+                    self._note_call(module, None)
         if is_kerass(module):  # it has its policy
             narrow = self.precision.row.autocast_dtype
             self.precision.autocast.has_been_on |= narrow is not None and getattr(module, "compute_dtype", "") == narrow
@@ -286,13 +294,47 @@ class ScriptHooks:
         if self._is_in_autocast(module, is_trained=is_trained) and self.precision.autocast.enter():
             self._left_with = module
 
+    def _note_call(self, module: nn.Module, output: Any) -> None:
+        """Count what a model was called with, as soon as gradients come back: a policy that acts gets none."""
+        number = next((i for i in self._inputs if self.models[i] is module), None)
+        if number is None:
+            return
+        args = self._inputs.pop(number)
+        tensors, num_samples = tree_tensors(args), _num_samples_of_call(args)
+        num_values, key = sum(tensor.numel() for tensor in tensors), (number, id(tensors[0]) if tensors else 0)
+        first = ref(tensors[0]) if tensors else _nothing  # an output that stays would keep it
+        if self._is_looking and not self.uses_loader and not number:
+            self._note_padding(args)
+        handles = list[RemovableHandle]()
+
+        def note(_: Any = None) -> None:
+            while handles:  # of a model's several outputs
+                handles.pop().remove()
+            # Sharpness-aware minimisation calls it twice.
+            if not _has(self._calls, key, first()):
+                self._calls[key] = first, _has(self._last_calls, key, first()), num_samples, num_values
+                self._count(number, num_samples, num_values)
+
+        outputs = [tensor for tensor in tree_tensors(output) if tensor.requires_grad]
+        if not outputs or any(map(is_functorch_wrapped_tensor, outputs)):
+            note()
+        else:
+            handles += [tensor.register_hook(note) for tensor in outputs]  # type: ignore[no-untyped-call]
+
+    def _take_back(self) -> None:
+        """Take back calls with what the last step had, beside new ones: its actor was trained after the critic."""
+        new = {number for (number, _), (_, is_again, *_) in self._calls.items() if not is_again}
+        for (number, _), (_, is_again, num_samples, num_values) in self._calls.items():
+            if is_again and number in new:
+                self._count(number, -num_samples, -num_values)
+
     def _is_in_autocast(self, module: nn.Module, *, is_trained: bool) -> bool:
         if _is_prepared(module):
             return self.precision.row.name != AS_WRITTEN  # as written it is in its own, which its parts note
         is_in_training = is_trained and torch.is_grad_enabled() and module not in self._around_prepared
         return is_in_training or module in self._always
 
-    def _count(self, where: str, num_samples: int, num_values: int) -> None:
+    def _count(self, where: str | int, num_samples: int, num_values: int) -> None:
         self._samples[where] += num_samples
         self._trained_on[where][0] += num_samples
         self._trained_on[where][1] += num_values
@@ -345,6 +387,7 @@ class ScriptHooks:
         A loss function of torch's gets the 16 bits, in autocast, as it does by hand: `compute_loss`. An output that
         nothing else computes with stays as it is if it is large or beside a loss that the model computes itself.
         """
+        self._note_call(module, output)
         if self._left_with is not module:
             return None
         self._left_with = None
@@ -436,13 +479,14 @@ class ScriptHooks:
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1
         if is_first:
+            self._take_back()
             self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
             if self._is_looking:
                 self._samples_of_steps.append(self._samples)
             self._samples = Counter()
             self._trained_data.update(data for data, *_ in self._unsure)
             self._unsure.clear()
-            self._called_with.clear()
+            self._last_calls, self._calls = self._calls, {}
             self._after_step()
 
     def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
@@ -672,6 +716,14 @@ class ScriptHooks:
         finally:
             if has_begun:
                 self.precision.autocast.leave()
+
+
+def _nothing() -> None: ...
+
+
+def _has(calls: _Calls, key: tuple[int, int], first: Tensor | None) -> bool:
+    """Return whether a model was called with a tensor: an id may be another one's by now."""
+    return first is not None and key in calls and calls[key][0]() is first
 
 
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:
