@@ -1018,6 +1018,23 @@ raise ValueError(w(torch.randn(5, 3)).dtype, *seen, torch.is_autocast_enabled("c
             )
             for custom in (("", ""), (f"{_CUSTOM}_fwd(device_type='cpu')", f"{_CUSTOM}_bwd(device_type='cpu')"))
         },
+        "own-forward bf16-mixed": """
+class Layer(torch.nn.Module):  # as in the forward-forward algorithm: nothing calls it
+    def __init__(self):
+        super().__init__()
+        self.inner, self.weight = torch.nn.Linear(3, 3), torch.nn.Parameter(torch.ones(3, 1))
+    def forward(self, x): return self.inner(x) @ self.weight
+    def loss(self, x):
+        y = self.forward(x)
+        seen.append((y.dtype, y.grad_fn.name(), torch.is_autocast_enabled("cpu")))
+        return y.sum()
+w, seen = Layer(), []
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(2):
+    w.loss(torch.randn(5, 3)).backward()
+    optimizer.step()
+raise ValueError(seen[0] == seen[1], *seen[1])
+""",
         "late-optimizer bf16-mixed": """
 w(torch.randn(5, 3)).sum().backward()
 optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
@@ -1462,6 +1479,7 @@ _EVALUATED = (
         ("teacher bf16-mixed", "(torch.bfloat16, torch.float32, False)"),
         # So has one whose class has a call of its own, and one in a library's loop, if that may have autocast on.
         ("own-call bf16-mixed", "(torch.float32, True, False)"),
+        ("own-forward bf16-mixed", "(True, torch.float32, 'ToCopyBackward0', False)"),
         ("trainer bf16-mixed", "torch.bfloat16"),
         ("trainer-off bf16-mixed", "torch.float32"),
         ("layer bf16-mixed", "torch.float32"),

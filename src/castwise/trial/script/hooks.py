@@ -6,11 +6,13 @@ What a model would carry into a copy or a file of its own is a plain function of
 import functools
 import inspect
 import os
+import re
 import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakSet, ref
@@ -39,7 +41,7 @@ from castwise.trial.script.replacing import on_import, replace_copies_in_librari
 from castwise.trial.script.scaling import weights_of
 from castwise.trial.script.techniques import ScriptTechniques
 from castwise.trial.trace_summary import CLOSURE_RANGE, UPDATE_RANGE
-from castwise.trial.user_model.source import calling_line, is_users
+from castwise.trial.user_model.source import calling_line, is_own, is_users
 
 _STRATEGIES = {"lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy"}  # Lightning's, by name
 # Where samples are seen, the best first.
@@ -691,7 +693,12 @@ class ScriptHooks:
                 on_import(f"{library}.plugins.precision.{name}", functools.partial(follow, kind))
 
     def _follow_calls(self) -> None:
-        """Hook modules whose class has a `__call__` of its own, as gpytorch's: torch's hooks may not run there."""
+        """Hook modules where torch's hooks may not run.
+
+        Their class has a `__call__` of its own, as gpytorch's, or the user's code calls their `forward` by itself.
+        """
+        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]  # lazy ones stay so
+        calls_forward = any(_calls_forward(vars(module).get("__file__")) for module in modules)
         kinds: list[type[nn.Module]] = [nn.Module]
         for kind in kinds:  # which grows
             kinds += kind.__subclasses__()
@@ -699,6 +706,9 @@ class ScriptHooks:
             if "__call__" in vars(kind) and not is_torchs and kind not in self._followed:
                 self._followed.add(kind)
                 replaces(kind, "__call__")(_call_followed)
+            if calls_forward and "forward" in vars(kind) and not is_torchs and (kind, "forward") not in self._followed:
+                self._followed.add((kind, "forward"))
+                replaces(kind, "forward")(_call_forward)
 
     def call_followed(self, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._is_elsewhere or self._left_with is module:  # of a base class
@@ -735,6 +745,21 @@ def _call_followed(call: Any, *args: Any, **kwargs: Any) -> Any:
     return (call if torch.compiler.is_compiling() else functools.partial(_installed[0].call_followed, call))(
         *args, **kwargs
     )
+
+
+def _call_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Follow a call of `forward` by the user's code, around which torch runs no hooks."""
+    if torch.compiler.is_compiling() or not is_own(sys._getframe(2).f_code.co_filename):
+        return forward(*args, **kwargs)
+    return _installed[0].call_followed(forward, *args, **kwargs)
+
+
+@functools.cache
+def _calls_forward(file: str | None) -> bool:
+    """Return whether a file of the user's calls `forward` of a module, other than its own class's base."""
+    if file is None or not os.path.isfile(file) or not is_own(file):  # torch._classes names a file that is none
+        return False
+    return re.search(r"[\w\]]\.forward\(", Path(file).read_text(errors="replace")) is not None
 
 
 def _in_16_bits(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
