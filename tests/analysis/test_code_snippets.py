@@ -251,6 +251,10 @@ def test_a_script_is_told_what_differs_from_what_it_does_itself(
             "Your script trains in pure bfloat16 (train.py:7): its weights have no float32 copy.",
         ),
         (
+            written(weights_bfloat16=tuple(f"model.py:{line}" for line in range(9))),  # a library's, layer by layer
+            "Your script trains in pure bfloat16 (model.py:0 and 8 more lines): its weights have no float32 copy.",
+        ),
+        (
             written(frozen_bfloat16=("train.py:7",), **OWN_BF16),
             "Your script already trains in bf16-mixed (autocast at train.py:25). Its frozen weights stay in bfloat16 "
             "in every precision.",

@@ -215,7 +215,7 @@ def precision_of(trial: Trial) -> Precision:
 def _own(facts: Facts, kind: str) -> dict[str, str]:
     """Return what a script does itself of a kind, each with its lines in words."""
     return {
-        name.removeprefix(kind): " and ".join(lines)
+        name.removeprefix(kind): " and ".join(lines if len(lines) < 4 else [lines[0], f"{len(lines) - 1} more lines"])
         for name, lines in facts.own_precision.items()
         if name.startswith(kind)
     }

@@ -743,7 +743,7 @@ class ScriptTrial:
         assert files is not None, "it has run"
         files.switch_off()  # what castwise writes, such as a trace, is the user's
         if written := files.written():
-            others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", a file of its, is"
+            others = f" and {len(written) - 1} more of its files are" if len(written) > 1 else ", which it wrote, is"
             self._notes.append(
                 f"'{written[0].name}'{others} gone: each process of the script writes into a folder of its own, and no "
                 "file was overwritten"
