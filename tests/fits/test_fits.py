@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,11 @@ def test_what_a_script_cannot_be_given_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         predicted(tracing, workload=script, **options)
+
+
+def test_it_says_how_many_loops_are_traced(tracing: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["castwise.fits.predict"], "_NOTE_SECONDS", 0.0)
+    said = list[str]()
+    request = FitsOptions("resnet50", precisions=("fp32", "bf16-mixed", "fp16-mixed"), techniques=("none",))
+    predict(request, machine_with(tracing), said.append)
+    assert [line.partition(",")[0] for line in said] == ["1 of 3 loops traced", "2 of 3 loops traced"]

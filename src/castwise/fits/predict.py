@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.gpus import CONTEXT_BYTES, GpuModel, gpus_named, short_device_name, total_bytes
 from castwise.registry.precisions import Hardware, find_precision, why_unsupported
 from castwise.registry.techniques import hiding_operators
+from castwise.show.units import format_duration
 from castwise.spec.memory_line import largest_batch, needed_bytes
 from castwise.spec.options import RunOptions
 from castwise.spec.trial import TrialSpec
@@ -36,6 +37,7 @@ ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4051, 45
 _APART = 8
 _TIMEOUT_SECONDS = 600.0
 _MOST_PROCESSES = 4
+_NOTE_SECONDS = 5.0  # between notes; chosen here
 
 Verdict = Literal["yes", "close", "no"]
 
@@ -164,7 +166,8 @@ def predict(
 ) -> Prediction:
     """Trace each loop of a request, in processes of their own, and predict what it takes.
 
-    `on_note` receives a line now and then on what a script is waited for; `on_log` what a process that failed printed.
+    `on_note` receives a line now and then on what is traced, or what a script is waited for; `on_log` what a process
+    that failed printed.
 
     Raises:
         UsageError: A name is unknown, or none of the loops can be traced.
@@ -198,8 +201,7 @@ def predict(
                     on_log(f"{spec.label} printed:\n{failure.log.rstrip()}")
                 return Loop(spec, None, failure.message)
 
-    with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
-        loops = tuple(pool.map(trace, specs))
+    loops = tuple(_side_by_side(trace, specs, on_note))
     if all(loop.memory is None for loop in loops):
         raise UsageError(loops[0].problem)
     if of_script:
@@ -207,6 +209,20 @@ def predict(
     if request.techniques is None:  # a model may have no blocks to checkpoint: nobody asked for it
         loops = tuple(loop for loop in loops if loop.memory is not None or not loop.spec.techniques)
     return Prediction(loops, gpus, time.perf_counter() - began, request.workload)
+
+
+def _side_by_side(
+    trace: Callable[[TrialSpec], Loop], specs: Sequence[TrialSpec], on_note: OnNote | None
+) -> Iterator[Loop]:
+    """Trace loops in several processes at a time, and say now and then how many are traced."""
+    began = told_at = time.perf_counter()
+    with ThreadPoolExecutor(min(_MOST_PROCESSES, os.cpu_count() or 1)) as pool:
+        for number, loop in enumerate(pool.map(trace, specs), start=1):
+            now = time.perf_counter()
+            if on_note is not None and number < len(specs) and now - told_at > _NOTE_SECONDS:
+                told_at = now
+                on_note(f"{number} of {len(specs)} loops traced, {format_duration(now - began)} so far")
+            yield loop
 
 
 def _at_batch_of_script(loops: Sequence[Loop]) -> tuple[Loop, ...]:
