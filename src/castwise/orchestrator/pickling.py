@@ -10,7 +10,7 @@ from castwise.errors import StoreError, UsageError
 from castwise.spec.user_model import pickle_reference
 
 # What pickling raises. A `__getstate__` may raise others, which reach the user as they are.
-_FAILURES = (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError, OSError)
+_FAILURES = (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, OSError)
 _MAX_DEPTH = 12
 
 

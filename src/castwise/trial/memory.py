@@ -157,7 +157,7 @@ def without_storage(loss: Tensor) -> Tensor:
     One without a gradient is left as it is: a graph of several steps fills its losses later, at its launch.
     """
     kept = loss.detach()
-    with suppress(NotImplementedError, RuntimeError):  # wrappers have no storage
+    with suppress(RuntimeError):  # wrappers have no storage
         if loss.requires_grad and kept.untyped_storage().nbytes() > kept.numel() * kept.element_size():
             return kept.clone()
     return kept

@@ -66,9 +66,8 @@ def trace_script(spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun], note:
         parts = gpu.peak_of(trial)
     except ERRORS as error:
         why = shortened(why_untraced(error)).rstrip(".")
-        # Others are the script's own.
-        needs_gpu = isinstance(error, (RuntimeError, NotImplementedError))
-        why += ", which takes a GPU. On one, castwise run shows the memory" if needs_gpu else ""
+        if isinstance(error, RuntimeError):  # others are the script's own
+            why += ", which takes a GPU. On one, castwise run shows the memory"
         raise UsageError(why).with_traceback(error.__traceback__) from error
     return TracedMemory(
         batches={trial.run.samples_per_step or 1: parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})},
@@ -230,7 +229,7 @@ class _OnGpu(Values):  # type: ignore[no-untyped-call]
                 raise
         value: Any = None
         if known and (made is _UNKNOWN or sum(each.numel() for each in tree_tensors(made)) <= _MOST_VALUES):
-            with suppress(NotImplementedError, RuntimeError):  # the CPU may lack it
+            with suppress(RuntimeError):  # the CPU may lack it
                 value = func(*known[0], **known[1])
         if made is _UNKNOWN:
             with self._shapes:

@@ -182,7 +182,7 @@ class ScriptHooks:
     def _counted(self) -> int:
         """Return the number of the first model that each step trains on: not of an actor, if its critic has more."""
         steps = self._samples_of_steps[1:]
-        return next((i for i, _ in enumerate(self.models) if steps and all(step[i] for step in steps)), 0)
+        return next((i for i in range(len(self.models)) if steps and all(step[i] for step in steps)), 0)
 
     @property
     def trained_on(self) -> tuple[int, int]:
