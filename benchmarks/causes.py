@@ -5,7 +5,7 @@
 
 Cases are those of public threads (`source`), rebuilt as small models, with near misses that have not the cause. The
 scripts of benchmarks/cause_scripts/ are other people's: their first lines say what is expected, and after which thread.
-Those in its folder several/ are planted, and need as many GPUs as their second line says.
+Those in its folder several/ are planted, for as many GPUs as their second line says; with fewer, all are used.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from stored import RECORDS, load, markdown
 
 from castwise.analysis.causes import Diagnosis, diagnose
@@ -136,9 +137,11 @@ def said_in(script: Path) -> dict[str, str]:
 
 
 def command_of(script: Path) -> str:
-    """Return how a script is started: on several ranks if its first lines say so."""
+    """Return how a script is started: on several ranks if its first lines say so, on all GPUs if these are fewer."""
     ranks = re.search(r"^# ranks: (\d+)", script.read_text(), re.MULTILINE)
-    return f"torchrun --nproc-per-node {ranks[1]} {script}" if ranks else f"python {script}"
+    if ranks is None:
+        return f"python {script}"
+    return f"torchrun --nproc-per-node {min(int(ranks[1]), torch.cuda.device_count() or 1)} {script}"
 
 
 def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:
