@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import FakeEngine, Fault, fake_environment, fake_epoch, fake_run, fake_training
+from fake_engine import FakeEngine, Fault, fake_environment, fake_epoch, fake_run, fake_spec, fake_training
 from fake_records import steady
 
 import castwise
@@ -22,6 +22,7 @@ from castwise.accuracy.render import sentences, verdict_text
 from castwise.accuracy.result import AccuracyResult, runs_of
 from castwise.analysis.decide import decide
 from castwise.analysis.result_table import rows_of_runs, rows_of_steps
+from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Trial
 from castwise.show.training_table import flat_row
 from castwise.spec.trial import TrialSpec
@@ -269,6 +270,19 @@ def test_a_budget_that_not_even_one_precision_fits_into_is_refused_during_its_fi
         assert len(done.engine.measured) == 1
         assert done.engine.num_open == 0
         assert "A budget of 5 min 00 s is too short: one run of fp32 takes about" in done.error_lines[-1]
+
+
+def test_first_steps_that_compile_do_not_tell_what_a_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, checked = [0.0], list[float]()
+    monkeypatch.setattr(search, "monotonic", lambda: now[0])
+    run = search._WatchedRun(NullListener(), lambda spec, run_seconds, left: checked.append(run_seconds))
+    run.started(fake_spec(), 1, 1)
+    steps = [(0.0, 0), (12.0, 1), (12.0, 2), (12.0, 3), *((1.0, 3 + 50 * each) for each in range(1, 20))]
+    for seconds, done in steps:  # of 3,000 steps: the first three compile, then 50 take a second
+        now[0] += seconds
+        run.phase("epoch 1 of 2", done / 3000)
+    assert checked
+    assert max(checked) == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(

@@ -915,6 +915,22 @@ def test_the_step_on_several_gpus_is_told_beside_the_one_on_one_gpu() -> None:
     assert (fast.clock_seconds, fast.kernel_seconds) == pytest.approx((0.0, 0.015))
 
 
+def test_what_the_profiler_adds_to_the_host_s_time_is_not_the_host_s() -> None:
+    slowed = [{**each, "idle_seconds": 0.2} for each in RANKS]
+    beside = diagnose(rows_of_steps([ALONE, on_gpus(2, 0.13, *slowed, clocks=[1.9e9, 1.9e9])]))[1].beside_one_gpu
+    assert beside is not None
+    assert (beside.idle_seconds, beside.rest_seconds) == pytest.approx(
+        (0.003, 0.0)
+    )  # 130 ms less 107 of kernels less 20
+
+
+def test_ranks_that_compute_while_a_collective_waits_for_another_do_not_wait() -> None:
+    hidden = [{**each, "exposed_seconds": 0.004} for each in RANKS]
+    two = on_gpus(2, 0.13, *hidden, clocks=[1.9e9, 1.9e9])  # the second one's collectives take 20 ms longer
+    assert last(two).rank_waits == pytest.approx([0.0, 0.004 / 0.13])
+    assert last(on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])).rank_waits == pytest.approx([0.0, 0.02 / 0.13])
+
+
 def test_without_a_step_on_one_gpu_it_is_said_how_to_get_it() -> None:
     two = on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])
     assert last(two).beside_one_gpu is None

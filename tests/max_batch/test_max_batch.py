@@ -15,6 +15,7 @@ from fake_engine import (
     OTHER_SAMPLE_BYTES,
     SAMPLE_BYTES,
     FakeEngine,
+    FakeSession,
     Fault,
     fake_environment,
     fake_spec,
@@ -30,10 +31,11 @@ from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.render import breakdown_table, breakdowns_of, parts, summary_table
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
+from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
 from castwise.show.presentation import print_parts
-from castwise.spec.trial import FIT
+from castwise.spec.trial import FIT, TrialSpec
 
 GIB = 2**30
 
@@ -385,6 +387,21 @@ def test_a_traced_step_finds_the_same_in_fewer_trials(error: float) -> None:
     assert sizes(found) == sizes(expected)
     assert len(traced.measured) <= 6 < len(without.measured)
     assert len(traced.traced) == 1
+
+
+class OfKink(FakeSession):
+    """A step whose small batches take little more than one another, as the optimizer's update has the peak."""
+
+    def trace_memory(self, spec: TrialSpec, batch_sizes: tuple[int, ...], *_: object, **__: object) -> TracedMemory:
+        super().trace_memory(spec, batch_sizes, ())
+        line = {8: 1.5, 32: 1.6, 3000: 24.0}
+        return TracedMemory(batches={size: MemoryParts(weights_bytes=int(each * GIB)) for size, each in line.items()})
+
+
+def test_a_traced_step_above_the_room_is_no_reason_to_begin_with_a_small_batch() -> None:
+    made = FakeEngine(traces=1.0, session_class=OfKink)
+    fit(made, precisions=("bf16-mixed",), curve=False)
+    assert made.measured[0].batch_size > 1000
 
 
 def test_nothing_is_traced_that_is_on_record_or_needed_for_the_curve_or_on_a_cpu(tmp_path: Path) -> None:

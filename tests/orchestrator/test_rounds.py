@@ -633,6 +633,32 @@ def test_a_baseline_is_not_timed_again_if_no_time_is_left_for_the_others(
     assert clocked.num_open == 0
 
 
+@pytest.mark.parametrize(
+    ("techniques", "num_gpus", "expected"),
+    [
+        (("compile",), 2, ["one by one", "together"]),
+        (("compile",), 1, ["together", "together"]),
+        (("cudnn-search",), 2, ["one by one", "one by one"]),
+        (("compile-max-autotune",), 1, ["one by one", "one by one"]),
+        ((), 2, ["together", "together"]),
+    ],
+)
+def test_what_a_compiler_chose_in_the_first_round_is_not_timed_in_the_next(
+    monkeypatch: pytest.MonkeyPatch, techniques: tuple[str, ...], num_gpus: int, expected: list[str]
+) -> None:
+    orders: list[str] = []
+
+    def session(*arguments: Any, **known: Any) -> InterleavedSession:
+        orders.append(known["setup_order"])
+        return InterleavedSession(*arguments, **known)
+
+    monkeypatch.setattr("castwise.orchestrator.rounds.InterleavedSession", session)
+    on_gpus = {"techniques": techniques, "world_size": num_gpus, "parallelism": "ddp" if num_gpus > 1 else "none"}
+    made = FakeEngine(exclusive=False, environment=fake_environment(num_gpus=num_gpus))
+    compare(made, [spec.model_copy(update=on_gpus) for spec in configurations()])
+    assert orders[:2] == expected
+
+
 def test_each_has_a_process_before_any_has_a_second(clocked: Clocked) -> None:
     clocked.set_up_seconds = 10.0
     specs = [spec.model_copy(update={"device": "cpu"}) for spec in configurations(*SIX)]

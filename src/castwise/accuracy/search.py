@@ -1,5 +1,6 @@
 """The search for verdicts: seed by seed, until each precision has one, or the budget ends."""
 
+import itertools
 import math
 import statistics
 import time
@@ -41,7 +42,9 @@ from castwise.spec.user_model import UserWorkload, locate, slow_imports
 
 _PRECISIONS = (BASELINE, "tf32", "fp16-mixed", "bf16-mixed")  # if none is named
 _FEWEST_SEEDS = 2
-_PACE_SECONDS = 10.0  # of steps, after which their pace tells what a run takes. Source: chosen here
+# After so many seconds and reports the pace of steps tells what a run takes: the first few may compile the optimizer's
+# update, some seconds for each shape. Source: chosen here.
+_PACE_SECONDS, _PACE_REPORTS = 10.0, 8
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,11 @@ class _WatchedRun:
             return
         self._seen.append((monotonic(), done))
         # The first report comes before the first step, which may search for kernels or compile them.
-        if len(self._seen) < 3:
-            return
-        (began, before), (now, after) = self._seen[1], self._seen[-1]
-        if now - began >= _PACE_SECONDS and after > before:
-            run_seconds = (now - began) / (after - before)
-            self._check(self._spec, run_seconds, run_seconds * (1 - after))
+        steps = itertools.pairwise(self._seen[1:])
+        paces = [(now - began) / (after - before) for (began, before), (now, after) in steps if after > before]
+        if len(paces) >= _PACE_REPORTS and self._seen[-1][0] - self._seen[1][0] >= _PACE_SECONDS:
+            run_seconds = statistics.median(paces)
+            self._check(self._spec, run_seconds, run_seconds * (1 - done))
 
 
 def prepare_accuracy(

@@ -34,7 +34,10 @@ def beside_one_gpu(several: StepEvidence, one: StepEvidence) -> BesideOneGpu | N
     own = found.rank_steps[slowest]
     if own.exposed_seconds is None or own.idle_seconds is None:  # an older record
         return None
-    exposed, idle = own.exposed_seconds, own.idle_seconds - (alone.idle_seconds or 0.0)
+    exposed, busy = own.exposed_seconds, own.compute_seconds + own.exposed_seconds
+    # The profiler slows the host: a timed step idles no longer than it has time for.
+    idle = min(own.idle_seconds, max(0.0, several.seconds - busy))
+    idle -= min(alone.idle_seconds or 0.0, max(0.0, one.seconds - alone.busy_seconds))
     longer = own.compute_seconds - alone.busy_seconds
     clock = min(max(0.0, longer), alone.busy_seconds * _slower_by(several, one, slowest))
     more = {

@@ -240,11 +240,17 @@ class StepEvidence:
 
     @cached_property
     def rank_waits(self) -> Sequence[float]:
-        """Return the share of the step that each rank waits for the slowest; empty if that is not known."""
-        seconds = () if self.spent.communication is None or self.on_cpu else self.spent.communication.rank_seconds
-        if min(seconds, default=0.0) >= _EQUAL * max(seconds, default=0.0):
+        """Return the share of the step that each rank waits for the slowest; empty if that is not known.
+
+        What it computes in the meantime is no wait.
+        """
+        found = self.spent.communication
+        seconds = () if found is None or self.on_cpu else found.rank_seconds
+        if found is None or min(seconds, default=0.0) >= _EQUAL * max(seconds, default=0.0):
             return ()
-        return [(each - min(seconds)) / self.seconds for each in seconds]
+        exposed = [each.exposed_seconds for each in found.rank_steps]  # empty in older records
+        least, pairs = min(seconds), zip_longest(seconds, exposed)
+        return [min(each - least, each if most is None else most) / self.seconds for each, most in pairs]
 
     @cached_property
     def gpus(self) -> list[GpuReading]:

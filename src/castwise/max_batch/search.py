@@ -4,8 +4,10 @@ The largest batch that trains and the first that does not are both tried, not co
 """
 
 import math
+import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -31,7 +33,7 @@ from castwise.max_batch.result import (
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import FindMachine, detect_machine, may_have_gpu
 from castwise.orchestrator.runner import CachedMeasure, Listener
-from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.session import Engine, Session, TrialFailedError
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import is_reusable
 from castwise.registry.gpus import CONTEXT_BYTES
@@ -47,6 +49,8 @@ MOST_TRIALS = 32
 _STEP = 0.01
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
 _KNEE_WITHIN = 2
+# How many steps are traced at a time, and for how many cores one: the others are a training step's.
+_MOST_TRACES, _CORES_A_TRACE = 8, 4
 _NO_LIMIT = (
     "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: name a limit with "
     "--memory, such as --memory 2GiB."
@@ -84,6 +88,11 @@ class _Bisection:
     def measure_size(self, size: int) -> bool:
         """Try a size; return whether the search can go on."""
         trial = self.measure(self.template.model_copy(update={"batch_size": size}))
+        return self.learn(trial) and len(self.trials) < MOST_TRIALS
+
+    def learn(self, trial: Trial) -> bool:
+        """Note what a trial shows of its size; return whether it shows anything."""
+        size = trial.spec.batch_size
         self.trials.append(trial)
         if has_trained(trial):
             self.fits = max(self.fits, size)
@@ -91,7 +100,7 @@ class _Bisection:
             self.fails = size if self.fails is None else min(self.fails, size)
         else:
             return False
-        return len(self.trials) < MOST_TRIALS
+        return True
 
     @property
     def step(self) -> int:
@@ -153,23 +162,25 @@ def find_limit(
     template: TrialSpec,
     grid: BatchGrid,
     usable: float = USABLE,
-    line: Mapping[int, int] | None = None,
+    traced: "Traced | None" = None,
+    earlier: Sequence[Trial] = (),
 ) -> list[Trial]:
     """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
 
-    A few small batches tell what a sample takes, or a traced step does: `line` has its bytes by batch size, and ends
-    with the largest batch that should fit. The prediction is tried, and then sizes between the largest batch that fits
-    and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller ones are tried,
-    down to one sample.
+    A few small batches tell what a sample takes, or a traced step does. The prediction is tried, and then sizes between
+    the largest batch that fits and the smallest that does not, until they are neighbours. If the smallest does not fit,
+    smaller ones are tried, down to one sample. It goes on from the trials of an earlier search.
 
     Trials are returned in the order they were run; if the search failed, the last one says why. Tensors are expected
     to fill the share `usable` of a GPU's memory.
     """
-    search = _Bisection(measure, template, grid, usable, line or {})
-    guess = grid.aligned(max(line)) if line else None
+    search = _Bisection(measure, template, grid, usable, traced.line if traced else {})
+    for trial in sorted(earlier, key=lambda each: each.spec.batch_size):
+        search.learn(trial)
+    guess = grid.aligned(traced.largest) if traced else None
     if guess is not None and not search.measure_size(guess):  # it may be too large for more than memory
         guess, search.line = None, {}
-    size: int | None = grid.aligned(grid.start) if guess is None else None
+    size: int | None = grid.aligned(grid.start) if guess is None and not search.fits else None
     while size is not None:
         if not search.measure_size(size):
             return search.trials
@@ -179,6 +190,44 @@ def find_limit(
         if not search.measure_size(search.next_size(guess)):
             break
     return search.trials
+
+
+@dataclass(frozen=True)
+class Traced:
+    line: Mapping[int, int]  # bytes of a step by batch size
+    largest: int  # the largest batch that should fit
+
+
+class _Traces:
+    """What steps take, traced in processes of their own while other loops are measured."""
+
+    def __init__(self, engine: Engine, trace: Callable[[TrialSpec, Session], Traced | None]) -> None:
+        self._engine, self._trace = engine, trace
+        self._pool = ThreadPoolExecutor(max(1, min(_MOST_TRACES, (os.cpu_count() or 1) // _CORES_A_TRACE)))
+        self._sessions: list[Session] = []
+        self._found: dict[str, Future[Traced | None]] = {}
+
+    def begin(self, template: TrialSpec) -> None:
+        self._found[template.key] = self._pool.submit(self._run, template)
+
+    def of(self, template: TrialSpec) -> Traced | None:
+        """Wait for what a step takes; None if it is not known."""
+        return self._found[template.key].result() if template.key in self._found else None
+
+    def _run(self, template: TrialSpec) -> Traced | None:
+        with closing(self._engine.start(template.protocol.timeout_seconds)) as session:
+            self._sessions.append(session)
+            try:
+                session.open("cpu")
+                return self._trace(template, session)
+            except TrialFailedError:
+                return None
+
+    def close(self) -> None:
+        """End what still runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for session in self._sessions:
+            session.close()
 
 
 class _BudgetEndedError(Exception):
@@ -213,53 +262,51 @@ class MaxBatchJob:
             longest = max(longest, 0.0 if spec.key in known else trial.duration_seconds)
             return trial
 
+        # The trials of an earlier search of the same loop are part of the result, and it goes on from them.
+        on_record = [] if self.job.runner.policy.again else list(measure.known.values())
+        earlier = {each.key: [trial for trial in on_record if _is_of(trial, each)] for each in self.templates}
         ending: Ending = "done"
-        for template in self.templates:
-            # How much of this device fragmentation takes is known once one search has ended.
-            usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
-            # The trials of an earlier search of the same loop are part of the result.
-            earlier = [] if self.job.runner.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
-            tried, longest = {trial.spec.key: trial for trial in earlier}, 0.0
-            try:
-                find_limit(run_trial, template, self.grid, usable, self._trace(template, usable, tried))
-                while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
-                    run_trial(template.model_copy(update={"batch_size": size}))
-            except _BudgetEndedError:
-                ending = "budget"
-            except KeyboardInterrupt:
-                ending = "interrupted"
-                if not tried and not found:
-                    raise
-            found += max_batches_of(tried.values())
-            if ending != "done":
-                break
+        with closing(_Traces(self.job.runner.engine, self._trace)) as traces:
+            for template in self.templates:
+                if self._can_trace(template) and not earlier[template.key]:
+                    traces.begin(template)
+            for template in self.templates:
+                # How much of this device fragmentation takes is known once one search has ended.
+                usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
+                own = earlier[template.key]
+                tried, longest = {trial.spec.key: trial for trial in own}, 0.0
+                try:
+                    find_limit(run_trial, template, self.grid, usable, traces.of(template), own)
+                    while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
+                        run_trial(template.model_copy(update={"batch_size": size}))
+                except _BudgetEndedError:
+                    ending = "budget"
+                except KeyboardInterrupt:
+                    ending = "interrupted"
+                    if not tried and not found:
+                        raise
+                found += max_batches_of(tried.values())
+                if ending != "done":
+                    break
         recorded = {id(trial) for trial in measure.known.values()}
         num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
         left = () if ending == "done" else self.templates[self.templates.index(template) :]
         return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded, ending, left)
 
-    def _trace(self, template: TrialSpec, usable: float, tried: Collection[str]) -> dict[int, int]:
-        """Return what a traced step takes, by batch size, up to the largest that has room; empty if it is not known.
+    def _can_trace(self, template: TrialSpec) -> bool:
+        """Return whether a traced step can spare small batches, which the curve needs anyway."""
+        is_on_one_gpu = template.device_type == "cuda" and template.world_size == 1
+        return not self.curve and is_on_one_gpu and self.job.runner.environment.gpu_memory_bytes is not None
 
-        Nothing is traced if batches have been tried, or small ones will be for the curve: they predict as well.
-        """
-        environment, runner = self.job.runner.environment, self.job.runner
-        if tried or self.curve or template.device_type != "cuda" or template.world_size > 1:
-            return {}
-        if environment.gpu_memory_bytes is None:
-            return {}
-        most = environment.gpu_memory_bytes - CONTEXT_BYTES
-        room = int(min(most, template.memory_limit_bytes or most) * usable)
+    def _trace(self, template: TrialSpec, session: Session) -> Traced | None:
+        """Return what a traced step takes, and the largest batch that has room; None if it is not known."""
+        most = (self.job.runner.environment.gpu_memory_bytes or 0) - CONTEXT_BYTES
+        room = int(min(most, template.memory_limit_bytes or most) * USABLE)
         sizes = (self.grid.start, GROWTH * self.grid.start)
-        with closing(runner.engine.start(template.protocol.timeout_seconds)) as session:
-            try:
-                session.open("cpu")
-                batches = session.trace_memory(template, sizes, (room,), may_compute=False).batches
-            except TrialFailedError:
-                return {}
-        known = {size: parts.peak_bytes for size, parts in batches.items()}
-        largest = largest_batch(known, room) or 0
-        return {size: taken for size, taken in known.items() if size <= largest} if len(known) > 2 else {}
+        batches = session.trace_memory(template, sizes, (room,), may_compute=False).batches
+        line = {size: parts.peak_bytes for size, parts in batches.items()}
+        largest = largest_batch(line, room) if len(line) > 2 else None
+        return None if largest is None else Traced(line, largest)
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""

@@ -1,5 +1,6 @@
 """Real trial processes: forked from a server that has torch imported and no CUDA context, and called over pipes."""
 
+import contextlib
 import importlib.util
 import inspect
 import multiprocessing
@@ -440,7 +441,8 @@ class TrialProcess:
 
     def close(self) -> None:
         """End the process and all that it started. May be called again."""
-        self._connection.close()
+        with contextlib.suppress(OSError):  # another thread has just closed it, after Ctrl-C
+            self._connection.close()
         self.process.join(_EXIT_SECONDS)
         if self.process.is_alive():
             self.kill()

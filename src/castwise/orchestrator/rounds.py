@@ -19,7 +19,7 @@ from castwise.orchestrator.block_schedule import PriorStats
 from castwise.orchestrator.runner import InterleavedSession, TrialRunner, fails_alike
 from castwise.records.schema import Trial
 from castwise.registry.precisions import AS_WRITTEN, BASELINE, BESIDE_FP8, DEFAULT, precision_row, why_emulated
-from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
+from castwise.registry.techniques import join, searches_kernels, times_kernels, times_kernels_while_compiling
 from castwise.spec.options import DurationOptions
 from castwise.spec.trial import TrialSpec
 
@@ -106,6 +106,7 @@ class Rounds:
         self.trials = list(recorded)  # one for each configuration and round
         self.ending: Ending | None = None
         self._given_up: set[str] = set()  # emulated ones that took too long to set up
+        self._compiled: set[str] = set()  # configurations whose compiled code and kernels this command has found
         self._mistake = ""  # for which a later process did not measure what earlier ones did
         self._deadline: float | None = None  # of the rounds, once they have begun
         self._seconds_per_cost = 0.0  # of the longest session
@@ -321,7 +322,7 @@ class Rounds:
             self._runner,
             fresh,
             round_number=number,
-            setup_order="one by one" if one_by_one or any(map(_times_kernels, group)) else "together",
+            setup_order="one by one" if one_by_one or any(map(self._times_kernels, group)) else "together",
             earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
             baseline=None if self._baseline is None else self._baseline.configuration,
             deadline=self._deadline,
@@ -332,6 +333,7 @@ class Rounds:
         )
         trials = session.run()
         measured = {trial.spec.configuration for trial in trials}
+        self._compiled |= measured
         self._given_up |= emulated - measured
         if _fail_alike(trials):  # the fewest trials that show it are enough
             trials = next(few for few in itertools.accumulate([trial] for trial in trials) if _fail_alike(few))
@@ -343,6 +345,18 @@ class Rounds:
                 self._keep(trial)
         self._note_seconds(group, time.perf_counter() - started - session.seconds_given_up)
         return self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
+
+    def _times_kernels(self, spec: TrialSpec) -> bool:
+        """Return whether a configuration's set-up times kernels without holding the device's lock.
+
+        One that times kernels takes the lock by itself, unless it does so within a compilation, or on several devices.
+        What Inductor has chosen, later processes load.
+        """
+        names = spec.techniques
+        if times_kernels_while_compiling(names):
+            return True
+        chooses = searches_kernels(names) or (times_kernels(names) and spec.configuration not in self._compiled)
+        return chooses and not spec.may_hold_device_alone
 
     def _note_seconds(self, group: list[TrialSpec], seconds: float) -> None:
         self.session_seconds = min(self.session_seconds or seconds, seconds)
@@ -451,12 +465,3 @@ def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
         return None
     noise = max(noise_of(block_means(trial), block_lengths(trial)) for trial in timed)
     return PriorStats(noise, found.value, process_stds(timed), any(map(was_at_power_limit, timed)))
-
-
-def _times_kernels(spec: TrialSpec) -> bool:
-    """Return whether a configuration's set-up times kernels without holding the device's lock.
-
-    One that times kernels takes the lock by itself, unless it does so within a compilation, or on several devices.
-    """
-    names = spec.techniques
-    return times_kernels_while_compiling(names) or (times_kernels(names) and not spec.may_hold_device_alone)
