@@ -15,6 +15,7 @@ from castwise.accuracy.options import SEEDS
 from castwise.accuracy.render import flat_row
 from castwise.accuracy.result import Metric, runs_of
 from castwise.analysis.equivalence import AccuracyVerdict, verdict_after
+from castwise.records.schema import Trial
 from castwise.registry.precisions import precision_sort_key
 from castwise.registry.suites import find_suite
 
@@ -82,16 +83,20 @@ def real(name: str) -> str:
     return "\n".join(markdown(heading + " | step" * has_pace, "lrrrlr" + "r" * has_pace, cells)) + "\n"
 
 
-def of_states(_: str) -> str:
-    """Return what `castwise accuracy benchmarks/adam_mnist.py:build` found of Adam's state on a CPU."""
-    cells = []
-    trials = load(RECORDS / "accuracy_state")
-    for runs in runs_of(trials, None, None):
-        row = flat_row(runs)
-        score = f"{100 * row['score']:.2f} ± {100 * row['score_spread']:.2f}"
-        cells.append([row["name"], row["seeds"], score, row["difference_text"] or "–", row["verdict"]])
-    heading = "choice | runs | accuracy, % | difference, % | verdict"
-    return "\n".join([where_of(trials[0]), "", *markdown(heading, "lrrrl", cells)]) + "\n"
+def of_states(name: str) -> str:
+    """Return what `castwise accuracy` found of the networks of a file of this folder, adam_mnist or adam_gpu."""
+    networks: dict[str, list[Trial]] = {}
+    for trial in load(RECORDS / "accuracy_state" / name):
+        networks.setdefault(trial.spec.workload.rpartition(":")[2], []).append(trial)
+    lines = [where_of(next(iter(networks.values()))[0])]
+    for network, trials in networks.items():
+        cells, (score, factor) = [], ("perplexity", 1) if network in ("lstm", "transformer") else ("accuracy, %", 100)
+        for row in map(flat_row, runs_of(trials, None, None)):
+            mean = f"{factor * row['score']:.2f} ± {factor * row['score_spread']:.2f}"
+            cells.append([row["name"], row["seeds"], mean, row["difference_text"] or "–", row["verdict"]])
+        choice = "choice" if network == "build" else f"{network}, choice"
+        lines += ["", *markdown(f"{choice} | runs | {score} | difference, % | verdict", "lrrrl", cells)]
+    return "\n".join(lines) + "\n"
 
 
 def sources(name: str) -> str:

@@ -141,7 +141,8 @@ def command_of(script: Path) -> str:
     ranks = re.search(r"^# ranks: (\d+)", script.read_text(), re.MULTILINE)
     if ranks is None:
         return f"python {script}"
-    return f"torchrun --nproc-per-node {min(int(ranks[1]), torch.cuda.device_count() or 1)} {script}"
+    wanted = int(ranks[1])
+    return f"torchrun --nproc-per-node {min(wanted, torch.cuda.device_count() or wanted)} {script}"
 
 
 def scripts_table(known: dict[tuple[str, str, str], Diagnosis]) -> list[str]:

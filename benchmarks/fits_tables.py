@@ -10,10 +10,10 @@ from functools import cache
 from fits_errors import loop_of, measured
 from hero import for_dark_pages
 from max_batch_tables import measured_fits
-from stored import RECORDS, markdown
+from stored import RECORDS, load, markdown
 
 from castwise.fits.predict import Loop
-from castwise.max_batch.result import available_bytes, held_bytes
+from castwise.max_batch.result import MaxBatch, available_bytes, held_bytes, max_batches_of
 from castwise.records.schema import TracedMemory, Trial
 from castwise.registry.precisions import PRECISIONS
 from castwise.show.theme import INK, LIGHT, PAGE, SOFT
@@ -175,19 +175,23 @@ def summary_of_scripts() -> list[str]:
     ]
 
 
+def predicted_batch(found: MaxBatch) -> int | None:
+    """Return the largest batch that is predicted for a search's loop and GPU; None if its loop was not traced."""
+    loop = loops().get(loop_of(found.spec))
+    if loop is None or found.largest is None or "chunked-loss" in found.spec.techniques:  # an older one of that name
+        return None
+    return largest_batch(loop.known, 0.99 * (available_bytes(found.largest) or 0))
+
+
 def largest() -> str:
     """Return in a sentence how far the predicted largest batches are from those that were verified."""
     errors = []
-    for groups in measured_fits(RECORDS / "fit").values():
-        for found in (each for group in groups for each in group):
-            loop = loops().get(loop_of(found.spec))
-            if loop is None or found.largest is None or found.failing is None:
-                continue
-            is_older = "chunked-loss" in found.spec.techniques
-            predicted = None if is_older else largest_batch(loop.known, 0.99 * (available_bytes(found.largest) or 0))
-            if predicted is not None:
-                low, high = found.largest.spec.batch_size, found.failing.spec.batch_size - 1
-                errors.append(predicted / min(max(predicted, low), high) - 1)
+    searches = [each for groups in measured_fits(RECORDS / "fit").values() for group in groups for each in group]
+    for found in [*searches, *max_batches_of(load(RECORDS / "little_memory"))]:
+        if found.largest is None or found.failing is None or (predicted := predicted_batch(found)) is None:
+            continue
+        low, high = found.largest.spec.batch_size, found.failing.spec.batch_size - 1
+        errors.append(predicted / min(max(predicted, low), high) - 1)
     near = sum(abs(error) <= 0.03 for error in errors)
     return (
         f"Of {len(errors)} predicted largest batches {near} lie within 3 % of those that were verified; the farthest "

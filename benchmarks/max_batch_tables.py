@@ -10,15 +10,12 @@ benchmarks/records/predicted_memory/, a file for each model:
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from stored import by_place, load, markdown, where_of
 
-from castwise.accuracy.advice import with_accuracy
-from castwise.analysis.decide import Advice
-from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import peak_allocated_bytes, throughput
 from castwise.fits.predict import ERROR, NUM_ERRORS
 from castwise.fits.render import COLUMNS
@@ -93,8 +90,8 @@ def parameter_bytes(_: str) -> str:
     return "\n".join(markdown(heading, "llrrrr", cells)) + "\n"
 
 
-def little_memory(folder: Path) -> str:
-    """Return peak memory, largest batch, speed there and verdict of each choice on record, by workload."""
+def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> str:
+    """Return peak memory, largest batch, what was predicted of it, and speed there of each choice on record."""
     trials, cells, places = load(folder), list[list[object]](), dict[str, None]()
     fits: dict[str, list[MaxBatch]] = {}
     for fit in max_batches_of(trials):
@@ -103,21 +100,22 @@ def little_memory(folder: Path) -> str:
         sizes = [{trial.spec.batch_size for trial in fit.trials if has_trained(trial)} for fit in own]
         shared = max(set.intersection(*sizes), default=None)
         for fit in own:
-            at = next((trial for trial in fit.trials if has_trained(trial) and trial.spec.batch_size == shared), None)
-            peak = "–" if at is None else f"{format_bytes(peak_allocated_bytes(at))} at {shared:,}"
+            at = next((each for each in fit.trained if each.spec.batch_size == shared), fit.largest)
+            peak = "–" if at is None else f"{format_bytes(peak_allocated_bytes(at))} at {at.spec.batch_size:,}"
             speed = None if fit.largest is None else throughput(fit.largest)
             rate = "–" if speed is None else f"{format_rate(speed)} {find_workload(workload).unit}/s"
-            row = Row(fit.trials[0], (fit.trials[0],))
-            verdict = with_accuracy(Advice((row,), "take", row=row), trials).accuracy.partition(":")[0]
             state = step_config_of(fit.spec.techniques).optimizer_state
             num_bytes = sum(bytes_a_parameter(fit.spec.precision, state))
             largest = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
-            cells.append([workload, fit.spec.loop_name, num_bytes, peak, largest, rate, verdict or "–"])
+            guess = predicted(fit)
+            cells.append(
+                [workload, fit.spec.loop_name, num_bytes, peak, largest, "–" if guess is None else f"{guess:,}", rate]
+            )
         places |= dict.fromkeys([where_of(own[0].trials[0])])
     if not cells:
         return "None is on record yet.\n"
-    heading = "model | choice | bytes a parameter | peak memory | largest batch | throughput there | accuracy"
-    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrl", cells)]) + "\n"
+    heading = "model | choice | bytes a parameter | peak memory | largest batch | predicted | throughput there"
+    return "\n".join(["; ".join(places), "", *markdown(heading, "llrrrrr", cells)]) + "\n"
 
 
 def predicted_memory(folder: Path) -> str:

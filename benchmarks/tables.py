@@ -388,7 +388,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "parameter_bytes": max_batch_tables.parameter_bytes,
     "predicted_memory": lambda _: max_batch_tables.predicted_memory(RECORDS / "predicted_memory"),
-    "little_memory": lambda _: max_batch_tables.little_memory(RECORDS / "little_memory"),
+    "little_memory": lambda _: max_batch_tables.little_memory(RECORDS / "little_memory", fits_tables.predicted_batch),
     "fits_errors": lambda _: "\n".join(fits_tables.summary()) + f"\n- {fits_tables.largest()}\n",
     "fits_scripts": lambda _: "\n".join([*fits_tables.summary_of_scripts(), ""]),
     "fits_workloads": lambda _: "\n".join([*fits_tables.errors_by_workload(), ""]),

@@ -279,9 +279,8 @@ class FakeEngine:
     def num_open(self) -> int:
         """Return how many sessions were started and not closed: processes that would be left over."""
         for thread in threading.enumerate():
-            if (
-                thread.name == BackgroundCloser.THREAD_NAME and thread.ident is not None
-            ):  # nobody waits for a process whose device was looked at
+            # Nobody waits for a process whose device was looked at.
+            if thread.name == BackgroundCloser.THREAD_NAME and thread.ident is not None:
                 thread.join(PATIENCE_SECONDS)
         return sum(not session.closed for session in self.sessions)
 

@@ -91,13 +91,13 @@ def test_bytes_a_parameter_are_what_a_loop_holds(precision: str) -> None:
 
 
 def test_records_of_memory_fill_the_table_of_choices(tmp_path: Path) -> None:
-    assert max_batch_tables.little_memory(tmp_path) == "None is on record yet.\n"
+    assert max_batch_tables.little_memory(tmp_path, lambda _: None) == "None is on record yet.\n"
     asked = MaxBatchOptions(
         "gpt2", precisions=("fp32", "bf16-sr"), optimizer_states=("fp32", "8-bit"), results=tmp_path
     )
     made = FakeEngine(fake_environment(torchao="0.18.0"))
     prepare_max_batch(asked, find_machine=machine_with(made)).run()
-    lines = max_batch_tables.little_memory(tmp_path).splitlines()
+    lines = max_batch_tables.little_memory(tmp_path, lambda found: 16 if found.spec.techniques else None).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| gpt2")]
     assert {row[1]: row[2] for row in cells} == {
         "fp32": "16",
@@ -106,7 +106,8 @@ def test_records_of_memory_fill_the_table_of_choices(tmp_path: Path) -> None:
         "bf16-sr, adam-state-8-bit": "6",
     }
     assert all(re.fullmatch(r"[\d.]+ [MG]iB at [\d,]+", row[3]) and row[4] != "none" for row in cells)
-    assert {row[1]: row[6] for row in cells}["bf16-sr"] == "untested"
+    assert {row[1]: row[5] for row in cells}["bf16-sr"] == "–"
+    assert sorted(row[5] for row in cells) == ["16", "16", "–", "–"]
     assert FAKE_GPU in lines[0]
 
 

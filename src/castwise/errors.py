@@ -90,11 +90,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
 
     The hint says what to do if no name is near.
     """
-    names = list(known)
-    near = [candidate for candidate in names if candidate.startswith(name.lower() + "-")]
-    near += [each for each in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5) if each not in near]
+    names, asked = {each.lower(): each for each in known}, name.lower()
+    near = [each for each in names if each.startswith(asked + "-") or _begins_like(each, asked)]
+    near += [each for each in difflib.get_close_matches(asked, names, n=3, cutoff=0.5) if each not in near]
     if near:
-        *others, last = near[:3]
+        *others, last = (names[each] for each in near[:3])
         either = f"{', '.join(others)} or {last}" if others else last
         return UsageError(f"No {kind} named '{name}'. Did you mean {either}?")
-    return UsageError(f"No {kind} named '{name}'. {hint or 'Known: ' + ', '.join(names) + '.'}")
+    return UsageError(f"No {kind} named '{name}'. {hint or 'Known: ' + ', '.join(names.values()) + '.'}")
+
+
+def _begins_like(name: str, asked: str) -> bool:
+    """Return whether a name's first part is what was asked for but for a letter: fp16-mixed, if that was fp17."""
+    first, _, rest = name.partition("-")
+    return bool(rest) and sum(a != b for a, b in zip(first, asked, strict=False)) == 1 and len(first) == len(asked)

@@ -225,7 +225,7 @@ def test_no_more_threads(command: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_timeout_holds_for_the_user_s_import(command: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("while True: pass\n")
+    (tmp_path / "mine.py").write_text("while True: pass\ndef build(): ...\n")
     done = command.run(tmp_path / "mine.py", "--precision", "fp32", "--timeout", "8s")
     assert done.engine.limits == [8.0]
 

@@ -68,11 +68,41 @@ def test_what_is_no_reference_is_refused(written: str, words: str) -> None:
 
 
 def test_a_file_is_located_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train_me.py").write_text("")
+    (tmp_path / "train_me.py").write_text("def build(): ...")
     monkeypatch.chdir(tmp_path)
     assert locate("train_me.py") == UserModel(kind="file", path=str(tmp_path / "train_me.py"), name="build")
     assert locate("./train_me.py:make").path == str(tmp_path / "train_me.py")
     assert locate("package.module:make") == UserModel(kind="module", path=str(tmp_path), name="package.module:make")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [
+        ("import torch\nmodel = torch.nn.Linear(1, 1)\nprint(model)\n", True),
+        ("from models import *\n", False),
+        ("from models import make as build\n", False),
+        ("build = dict(model=1)\n", False),
+        ("class build: ...\n", False),
+        ("def broken(:\n", False),  # Python says why
+    ],
+)
+def test_a_script_by_its_name_is_told_how_to_be_measured(tmp_path: Path, source: str, is_refused: bool) -> None:
+    (tmp_path / "train.py").write_text(source)
+    assert locate(f"{tmp_path}/train.py:make").name == "make"
+    if is_refused:
+        with pytest.raises(UsageError, match=r"has no function 'build'.*: castwise run -- python .*train.py"):
+            locate(f"{tmp_path}/train.py")
+    else:
+        assert locate(f"{tmp_path}/train.py").name == "build"
+
+
+def test_a_script_that_is_misspelt_is_not_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"The script 'trian.py' does not exist. Did you mean train.py\?"):
+        locate("python trian.py")
+    with pytest.raises(UsageError, match=r"'sub/trian.py' does not exist.$"):
+        locate("python sub/trian.py")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

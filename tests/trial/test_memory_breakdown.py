@@ -137,3 +137,26 @@ def test_storages_that_are_resized_count_as_they_are() -> None:
     assert mode.most == 4000
     assert storages.totals["temporaries"] == 4000
     assert "followed" not in torch.UntypedStorage.resize_.__qualname__
+
+
+@pytest.mark.parametrize("function", ["mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_on_a_gpu_that_is_not_there_holds_what_torch_s_does(function: str, reduction: str) -> None:
+    import torch
+
+    from castwise.trial.fake_gpu import fake_gpu
+
+    def held_on(device: str) -> tuple[int, int]:
+        storages = memory_breakdown.Storages(device)
+        inputs = torch.ones(1000, device=device), torch.zeros(1000, device=device)
+        with memory_breakdown.PeakMode(storages, None) as mode:
+            loss = getattr(torch.nn.functional, function)(*inputs, reduction=reduction)
+        assert loss.dim() == (reduction == "none")
+        return storages.totals["temporaries"], mode.most
+
+    real, _ = held_on("cpu")
+    with fake_gpu({}):
+        held, most = held_on("cuda")
+    assert held == real
+    keeps_all = function in ("mse_loss", "smooth_l1_loss") and reduction != "none"
+    assert (real, most) == (4000, 8000) if keeps_all else most >= real

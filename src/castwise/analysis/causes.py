@@ -326,8 +326,10 @@ def _misaligned_products(step: StepEvidence) -> Cause | None:
     shown = _shapes([shape for shape in worst.shapes if len(shape) > 1][:2]) or worst.operator or "shapes not known"
     seen = f"{format_share(share)} of the step is products of misaligned rows: {shown}"
     seen += f", at {format_share(slow)} of the others' rate" if seconds else ""
-    technique = step.technique("alignment", convolutions="conv" in worst.operator)
-    advice = f"sizes that are multiples of {VECTOR_BYTES // step.item_bytes}"
+    is_convolution, multiple = "conv" in worst.operator, VECTOR_BYTES // step.item_bytes
+    technique = step.technique("alignment", convolutions=is_convolution)
+    channels = f"channels that are multiples of {multiple}: zeros beside an image's 3, for example"
+    advice = channels if is_convolution else f"sizes that are multiples of {multiple}"
     return Cause("alignment", seen, advice, share * (1 - slow), technique)
 
 

@@ -24,6 +24,7 @@ from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import is_object
 
+WITHOUT = "# or, without castwise:"  # the line above the same by PyTorch alone
 # What a script does itself.
 _AUTOCAST, _SCALER, _WEIGHTS, _FROZEN, _LAYERS = "autocast ", "GradScaler", "weights ", "frozen ", "layers "
 _STATE = "state "
@@ -150,7 +151,7 @@ def loop_code(row: Precision, spec: TrialSpec, facts: Facts | None = None, gains
     applied = [technique.name for technique in rows_of(spec.techniques) if not technique.unfit_settings("apply")]
     lines = _applied_lines(row, applied, bought, facts)
     if plain and not spec.techniques and _clip_and_accumulation(facts) == (None, 1):
-        lines += ["# or, without castwise:", *plain]
+        lines += [WITHOUT, *plain]
     return [*lines, *_left_lines(spec, facts)]
 
 

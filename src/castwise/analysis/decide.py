@@ -476,7 +476,7 @@ def _doubt(advice: Advice) -> str:
     warnings = (warning for row in rows for warning in warnings_of_all(row.trials))
     busy = next((warning.brief for warning in warnings if warning.name == "cpu-starved"), None)
     if busy is None:
-        return f"{seen}. More rounds decide: {advice.command}"
+        return f"{seen}. More rounds may decide: {advice.command}"
     return f"{seen}. Other programs use the CPU ({busy}). Stop them, then run: {advice.command}"
 
 

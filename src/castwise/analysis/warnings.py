@@ -241,10 +241,12 @@ def _untimed_work(trial: Trial) -> _Found:
     steps = period * max(1, round(num_steps / period)) if period else 0
     what, again = f"every {period} steps" if period else "now and then", ""
     if work.times_seen == 1:
-        what, again = f"once in {period} steps" if period else "before the first step", " if it comes again"
-    seen = f"{what} something takes {work.seconds:.2g} s: {format_share(work.share)} of the time{again} but "
-    seen += f"{format_share(work.timed_share)} of that of the {num_steps} timed step{'s' * (num_steps > 1)}"
-    times = f"--steps {steps} times whole periods" if period else "give it more --steps"
+        what, again = f"once in {period} steps" if period else "before the first step", " if it repeats"
+    seen = (
+        f"{what} the script does other work for {work.seconds:.2g} s: {format_share(work.share)} of the time{again}, "
+    )
+    seen += f"{format_share(work.timed_share)} of the {num_steps} timed step{'s' * (num_steps > 1)}"
+    times = f"--steps {steps} covers whole periods" if period else "more --steps show whether it does"
     return (
         f"{seen}: {times}",
         "rollouts, evaluation, logging or saving between steps",

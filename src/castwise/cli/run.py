@@ -133,11 +133,15 @@ def run(options: RunOptions, machines: ManyMachinesOptions, output: RunPrintOpti
 
 def _print_lines(advice: "Sequence[Advice]") -> None:
     """Print the sentences on stderr, and each advised row's lines once on stdout."""
-    from castwise.cli.output import say
+    from castwise.analysis.code_snippets import WITHOUT
+    from castwise.cli.output import error_console, say
+    from castwise.show.presentation import Code
 
     for item in advice:
-        say(item.sentence)
-    if codes := dict.fromkeys(item.code for item in advice if item.code):
+        say(item.sentence.removesuffix(f" {item.command}") if item.command else item.sentence)
+        if item.command:
+            Code([item.command], "sh").print(error_console())
+    if codes := dict.fromkeys(item.code.partition(WITHOUT)[0].rstrip() for item in advice if item.code):
         print(printable("\n\n".join(codes)), flush=True)
     else:
         is_open = any(item.decision == "undecided" for item in advice)

@@ -139,6 +139,10 @@ def gpus_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
         if longer:
             named = (f"{CLASS_WORDS.get(name, name.replace('_', ' '))} {_in_ms(each, '+')}" for name, each in longer)
             said.append(f"kernels that take longer, in ms: {', '.join([*named][:_MOST_CLASSES])}")
+        spec = found.row.trial.spec
+        if spec.parallelism == "ddp" and not spec.is_script and beside.step_seconds - beside.one_seconds >= least:
+            command = f"castwise tune {spec.workload} --gpus {spec.world_size}"
+            said.append(f"`{command}` tries other ways to average gradients")
         lines += [f"{_name_of(found.row.trial.spec)}: {'; '.join(said)}."] if said else []
     return lines
 

@@ -6,6 +6,7 @@ code runs only in the trial's process: here are only names and files.
 """
 
 import ast
+import difflib
 import functools
 import hashlib
 import importlib.util
@@ -447,7 +448,10 @@ def locate(reference: str) -> UserModel:
         script = _file_of_script(start, where).absolute()
         if not script.is_file():
             what = "is a folder" if script.is_dir() and not is_module else "does not exist"
-            raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.")
+            beside = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
+            near = difflib.get_close_matches(script.name, beside, n=1)
+            hint = f" Did you mean {Path(where).with_name(near[0])}?" if near else ""
+            raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.{hint}")
         launcher = tuple(start[:-1] if is_module else start)
         return UserModel(
             kind="script",
@@ -476,7 +480,28 @@ def locate(reference: str) -> UserModel:
             f"The file '{where}' {what}. Name a Python file, train_me.py, or one with a function, train_me.py:{name}; "
             "`castwise init FILE` writes one to start from."
         )
+    if ":" not in reference and _lacks(file, name):
+        raise UsageError(
+            f"'{where}' has no function '{name}', which returns a model and a batch. To measure a script as it is, put "
+            f"-- python before it: castwise run -- python {where}"
+        )
     return UserModel(kind=kind, path=str(file), name=name)
+
+
+def _lacks(file: Path, name: str) -> bool:
+    """Return whether a file certainly binds no such name; one that cannot be parsed is left to Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return False
+    words = {each for node in ast.walk(tree) for each in (getattr(node, "name", ""), getattr(node, "id", ""))}
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        for alias in getattr(node, "names", ())
+        if isinstance(alias, ast.alias)
+    }
+    return not {name, "*"} & (words | names)
 
 
 def _parse(written: str) -> tuple[OwnKind, str, str]:

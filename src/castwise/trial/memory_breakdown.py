@@ -39,6 +39,9 @@ _GRADIENTS = "gradients"
 _WEIGHTS = "weights"
 _PRELIMINARY = (_TEMPORARIES, _SAVED)  # may change when it becomes clear what a tensor is for
 _ROUNDING = 512  # of the caching allocator. Source: pytorch c10/core/AllocatorConfig.h (`kMinBlockSize`)
+# Their mean or sum keeps a storage for all elements, and they take as much again while they compute it. Source: pytorch
+# aten/src/ATen/native/Loss.cpp (the output is resized once it has been allocated).
+_KEEP_ELEMENTS = (torch.ops.aten.mse_loss.default, torch.ops.aten.smooth_l1_loss.default)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -119,11 +122,11 @@ class Storages:
             self.totals[kind] += self._sizes[address]
             self._kinds[address] = kind
 
-    def note_size(self, storage: Any) -> None:
-        """Note the new size of a storage that was resized, if it is known."""
+    def note_size(self, storage: Any, num_bytes: int | None = None) -> None:
+        """Note the new size of a storage that was resized, or has so many bytes on a GPU, if it is known."""
         address = storage._cdata
         if address in self._kinds:
-            before, self._sizes[address] = self._sizes[address], self._rounded(storage)
+            before, self._sizes[address] = self._sizes[address], num_bytes or self._rounded(storage)
             self.totals[self._kinds[address]] += self._sizes[address] - before
 
     def _rounded(self, storage: Any) -> int:
@@ -187,13 +190,18 @@ class PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             if self._storages.kind_of(source) == _WEIGHTS and source.dtype != made[0].dtype:
                 self._storages.reclassify(made[0], _CASTS)
-        tensors = most = sum(self._storages.totals.values())
+        elements = 0  # bytes
+        if self._gpu is None and func in _KEEP_ELEMENTS and not made[0].dim() and args[0].dim():
+            elements = args[0].nbytes
+            self._storages.note_size(made[0].untyped_storage(), elements)
+        tensors = most = sum(self._storages.totals.values()) + elements
         if self._gpu is not None:  # the most since the last operation
             most = torch.cuda.max_memory_allocated(self._gpu)
             torch.cuda.reset_peak_memory_stats(self._gpu)
         if most > self.most:
             self.most = most
             parts = {f"{kind}_bytes": count for kind, count in self._storages.totals.items()}
+            parts[f"{_TEMPORARIES}_bytes"] = parts.get(f"{_TEMPORARIES}_bytes", 0) + elements
             workspace = None if self._gpu is None else max(0, most - tensors)
             self.parts = MemoryParts.model_validate(parts | {"workspace_bytes": workspace})
         return result
