@@ -37,7 +37,7 @@ def doctor() -> int:
     console = result_console()
     console.print("This machine", style="italic")
     # They are known at once; PyTorch takes seconds to start.
-    own = f"{__version__} ({find_commit() or 'commit unknown'})"
+    own = f"{__version__} ({commit})" if (commit := find_commit()) else __version__
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     _print_facts(console, [("CPU", this_cpu().name), ("system", system), ("castwise", own)])
     devices = detect_devices()

@@ -122,7 +122,7 @@ def sentences(found: Prediction) -> list[str]:
         lines.append(
             f"Of {found.loops[0].known_errors[1]:,} peaks{whose} on record (H100 and H200) 95 % lie within "
             f"{_percent(found.loops[0].error)} of what this predicts."
-            + " Batches are rounded to what that allows." * (not spec.is_script)
+            + (" A script has its own batch." if spec.is_script else " Batches are rounded to what that allows.")
             + " `close`: both yes and no are possible." * any(fit.verdict == "close" for fit in found.fits)
         )
     if any(loop.takes_workspace for loop in found.loops):

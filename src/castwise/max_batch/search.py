@@ -6,7 +6,7 @@ The largest batch that trains and the first that does not are both tried, not co
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -207,8 +207,8 @@ class _Traces:
         self._sessions: list[Session] = []
         self._found: dict[str, Future[Traced | None]] = {}
 
-    def begin(self, template: TrialSpec) -> None:
-        self._found[template.key] = self._pool.submit(self._run, template)
+    def begin(self, templates: Sequence[TrialSpec]) -> None:
+        self._found = {template.key: self._pool.submit(self._run, template) for template in templates}
 
     def of(self, template: TrialSpec) -> Traced | None:
         """Wait for what a step takes; None if it is not known."""
@@ -262,14 +262,10 @@ class MaxBatchJob:
             longest = max(longest, 0.0 if spec.key in known else trial.duration_seconds)
             return trial
 
-        # The trials of an earlier search of the same loop are part of the result, and it goes on from them.
-        on_record = [] if self.job.runner.policy.again else list(measure.known.values())
-        earlier = {each.key: [trial for trial in on_record if _is_of(trial, each)] for each in self.templates}
+        earlier = self._earlier(measure.known.values())
         ending: Ending = "done"
         with closing(_Traces(self.job.runner.engine, self._trace)) as traces:
-            for template in self.templates:
-                if self._can_trace(template) and not earlier[template.key]:
-                    traces.begin(template)
+            traces.begin([each for each in self.templates if not earlier[each.key] and self._can_trace(each)])
             for template in self.templates:
                 # How much of this device fragmentation takes is known once one search has ended.
                 usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
@@ -277,8 +273,7 @@ class MaxBatchJob:
                 tried, longest = {trial.spec.key: trial for trial in own}, 0.0
                 try:
                     find_limit(run_trial, template, self.grid, usable, traces.of(template), own)
-                    while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
-                        run_trial(template.model_copy(update={"batch_size": size}))
+                    self._fill_curve(template, run_trial, tried)
                 except _BudgetEndedError:
                     ending = "budget"
                 except KeyboardInterrupt:
@@ -292,6 +287,17 @@ class MaxBatchJob:
         num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
         left = () if ending == "done" else self.templates[self.templates.index(template) :]
         return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded, ending, left)
+
+    def _earlier(self, known: Collection[Trial]) -> dict[str, list[Trial]]:
+        """Return the trials of earlier searches by the key of their template: they are gone on from."""
+        on_record = () if self.job.runner.policy.again else known
+        return {each.key: [trial for trial in on_record if _is_of(trial, each)] for each in self.templates}
+
+    def _fill_curve(
+        self, template: TrialSpec, run_trial: Callable[[TrialSpec], Trial], tried: Mapping[str, Trial]
+    ) -> None:
+        while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
+            run_trial(template.model_copy(update={"batch_size": size}))
 
     def _can_trace(self, template: TrialSpec) -> bool:
         """Return whether a traced step can spare small batches, which the curve needs anyway."""

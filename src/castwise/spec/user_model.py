@@ -443,23 +443,7 @@ def locate(reference: str) -> UserModel:
         UsageError: The reference is none, or its file does not exist.
     """
     if is_script(reference):
-        start, where, arguments = _parse_script(reference)
-        is_module = start[-1] in _RUNS_MODULE
-        script = _file_of_script(start, where).absolute()
-        if not script.is_file():
-            what = "is a folder" if script.is_dir() and not is_module else "does not exist"
-            beside = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
-            near = difflib.get_close_matches(script.name, beside, n=1)
-            hint = f" Did you mean {Path(where).with_name(near[0])}?" if near else ""
-            raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.{hint}")
-        launcher = tuple(start[:-1] if is_module else start)
-        return UserModel(
-            kind="script",
-            path=str(script),
-            name=where if is_module else "",
-            arguments=tuple(arguments),
-            launcher=() if launcher == ("python",) else launcher,
-        )
+        return _locate_script(reference)
     kind, where, name = _parse(reference.strip())
     if kind == "module":
         return UserModel(kind=kind, path=str(Path.cwd()), name=f"{where}:{name}")
@@ -486,6 +470,26 @@ def locate(reference: str) -> UserModel:
             f"-- python before it: castwise run -- python {where}"
         )
     return UserModel(kind=kind, path=str(file), name=name)
+
+
+def _locate_script(reference: str) -> UserModel:
+    start, where, arguments = _parse_script(reference)
+    is_module = start[-1] in _RUNS_MODULE
+    script = _file_of_script(start, where).absolute()
+    if not script.is_file():
+        what = "is a folder" if script.is_dir() and not is_module else "does not exist"
+        beside = [each.name for each in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        near = difflib.get_close_matches(script.name, beside, n=1)
+        hint = f" Did you mean {Path(where).with_name(near[0])}?" if near else ""
+        raise UsageError(f"The {'module' if is_module else 'script'} '{where}' {what}.{hint}")
+    launcher = tuple(start[:-1] if is_module else start)
+    return UserModel(
+        kind="script",
+        path=str(script),
+        name=where if is_module else "",
+        arguments=tuple(arguments),
+        launcher=() if launcher == ("python",) else launcher,
+    )
 
 
 def _lacks(file: Path, name: str) -> bool:
