@@ -92,8 +92,13 @@ def of_scripts() -> tuple[list[Peak], list[Peak]]:
 
 
 def quantile(own: Iterable[Peak]) -> float:
-    """Return the conformal quantile of the absolute log errors: with n errors the ceil(0.95 (n + 1))-th."""
-    errors = sorted(abs(peak.log_error) for peak in own)
+    """Return the 95 % quantile of the peaks' absolute log errors."""
+    return quantile_of(peak.log_error for peak in own)
+
+
+def quantile_of(log_errors: Iterable[float]) -> float:
+    """Return the conformal quantile of absolute errors: with n of them the ceil(0.95 (n + 1))-th."""
+    errors = sorted(map(abs, log_errors))
     return errors[min(len(errors), math.ceil(QUANTILE * (len(errors) + 1))) - 1]
 
 
@@ -183,8 +188,8 @@ def predicted_batch(found: MaxBatch) -> int | None:
     return largest_batch(loop.known, 0.99 * (available_bytes(found.largest) or 0))
 
 
-def largest() -> str:
-    """Return in a sentence how far the predicted largest batches are from those that were verified."""
+def errors_of_batches() -> list[float]:
+    """Return by what share predicted largest batches are off from those that were verified."""
     errors = []
     searches = [each for groups in measured_fits(RECORDS / "fit").values() for group in groups for each in group]
     for found in [*searches, *max_batches_of(load(RECORDS / "little_memory"))]:
@@ -192,6 +197,12 @@ def largest() -> str:
             continue
         low, high = found.largest.spec.batch_size, found.failing.spec.batch_size - 1
         errors.append(predicted / min(max(predicted, low), high) - 1)
+    return errors
+
+
+def largest() -> str:
+    """Return in a sentence how far the predicted largest batches are from those that were verified."""
+    errors = errors_of_batches()
     near = sum(abs(error) <= 0.03 for error in errors)
     return (
         f"Of {len(errors)} predicted largest batches {near} lie within 3 % of those that were verified; the farthest "
