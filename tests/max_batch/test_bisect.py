@@ -7,7 +7,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.max_batch.search import MOST_TRIALS, BatchGrid, Traced, find_limit
 from castwise.records.schema import MemoryParts, RankSamples, Trial
-from castwise.spec.memory_line import largest_batch, needed_bytes
+from castwise.spec.memory_line import needed_bytes
 from castwise.spec.trial import TrialSpec
 
 GIB = 2**30
@@ -73,11 +73,14 @@ def test_a_traced_step_whose_small_batches_are_bound_by_the_optimizer() -> None:
     """ViT-B/16 in bf16-sr on an H200: small batches have the update's peak. 2336 trained, 2344 did not."""
     line = {8: int(1.81 * GIB), 32: int(2.75 * GIB), 3473: int(202.95 * GIB)}
     measure = made_up(lambda batch: needed_bytes(line, batch) * MEMORY / (139.05 * GIB), 0.987)
-    largest = largest_batch(line, 0.99 * 139.05 * GIB)
-    assert largest is not None
-    trials = find_limit(measure, fake_spec(), BatchGrid(8), traced=Traced(line, largest))
+    traced = Traced(line, int(139.05 * GIB))
+    trials = find_limit(measure, fake_spec(), BatchGrid(8), traced=traced)
     assert limit_of(trials)[0] == pytest.approx(2336, abs=16)
     assert len(trials) <= 4
+    trials = find_limit(measure, fake_spec(), BatchGrid(8), usable=0.9, traced=traced)
+    assert trials[0].spec.batch_size == pytest.approx(0.9 / 0.99 * 2350, abs=16), (
+        "gaps that an earlier search has found"
+    )
 
 
 def test_dpn_92_on_an_h200_is_found_in_four_trials() -> None:

@@ -177,7 +177,8 @@ def find_limit(
     search = _Bisection(measure, template, grid, usable, traced.line if traced else {})
     for trial in sorted(earlier, key=lambda each: each.spec.batch_size):
         search.learn(trial)
-    guess = grid.aligned(traced.largest) if traced else None
+    largest = largest_batch(traced.line, traced.room_bytes * usable) if traced else None
+    guess = None if largest is None else grid.aligned(largest)
     if guess is not None and not search.measure_size(guess):  # it may be too large for more than memory
         guess, search.line = None, {}
     size: int | None = grid.aligned(grid.start) if guess is None and not search.fits else None
@@ -195,7 +196,7 @@ def find_limit(
 @dataclass(frozen=True)
 class Traced:
     line: Mapping[int, int]  # bytes of a step by batch size
-    largest: int  # the largest batch that should fit
+    room_bytes: int
 
 
 class _Traces:
@@ -205,6 +206,7 @@ class _Traces:
         self._engine, self._trace = engine, trace
         self._pool = ThreadPoolExecutor(max(1, min(_MOST_TRACES, (os.cpu_count() or 1) // _CORES_A_TRACE)))
         self._sessions: list[Session] = []
+        self._is_closed = False
         self._found: dict[str, Future[Traced | None]] = {}
 
     def begin(self, templates: Sequence[TrialSpec]) -> None:
@@ -218,6 +220,8 @@ class _Traces:
         with closing(self._engine.start(template.protocol.timeout_seconds)) as session:
             self._sessions.append(session)
             try:
+                if self._is_closed:
+                    return None
                 session.open("cpu")
                 return self._trace(template, session)
             except TrialFailedError:
@@ -225,6 +229,7 @@ class _Traces:
 
     def close(self) -> None:
         """End what still runs."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for session in self._sessions:
             session.close()
@@ -305,14 +310,13 @@ class MaxBatchJob:
         return not self.curve and is_on_one_gpu and self.job.runner.environment.gpu_memory_bytes is not None
 
     def _trace(self, template: TrialSpec, session: Session) -> Traced | None:
-        """Return what a traced step takes, and the largest batch that has room; None if it is not known."""
+        """Return what a traced step takes up to the largest batch that has room; None if that is not known."""
         most = (self.job.runner.environment.gpu_memory_bytes or 0) - CONTEXT_BYTES
-        room = int(min(most, template.memory_limit_bytes or most) * USABLE)
+        room = min(most, template.memory_limit_bytes or most)
         sizes = (self.grid.start, GROWTH * self.grid.start)
-        batches = session.trace_memory(template, sizes, (room,), may_compute=False).batches
+        batches = session.trace_memory(template, sizes, (int(room * USABLE),), may_compute=False).batches
         line = {size: parts.peak_bytes for size, parts in batches.items()}
-        largest = largest_batch(line, room) if len(line) > 2 else None
-        return None if largest is None else Traced(line, largest)
+        return Traced(line, room) if len(line) > 2 else None
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""
