@@ -4,8 +4,8 @@
 
 A JOB is a kind of records and a name, such as `trials/resnet50`, or a kind; `--list` prints all. What it writes under
 DIR belongs under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each
-on one GPU and its share of the cores, in the order in which they are named. Jobs of the kind seed004 take all GPUs: run
-them by themselves, with one lane (`--gpus 1`). After an interruption the same command goes on.
+on one GPU and its share of the cores, in the order in which they are named. Jobs of the kinds seed004 and scaling take
+all GPUs: run them by themselves, with one lane (`--gpus 1`). After an interruption the same command goes on.
 """
 
 import argparse
@@ -41,9 +41,12 @@ FP8 = tuple(row.name for row in NARROW_PRECISIONS if row.format in ("fp8", "fp8-
 TUNED = ("gpt2", "gpt2-b64", "gpt-d2048x12", "gpt-d4096", "gpt-d4096-fp8", "vit-b16")  # rows of by_hand
 # What is measured under another name than the workload's.
 NAMES = {"own-gpt2": str(HERE / "gpt2.py")} | {name: row.workload for name, row in ROWS.items()}
+NAMES |= {name: f"{HERE / 'adam_gpu.py'}:{name}" for name in ("transformer", "lstm", "resnet9")}
 _WIDE = "fused-optimizer+pad-vocabulary+compile"
 _UNPADDED = "fused-optimizer+compile"  # the vocabulary needs no padding, or there is none
 _SMALLER = "none,activation-checkpointing,selective-checkpointing,chunked-loss"  # loops that differ in memory
+_AVERAGED = ("", "+ddp-bucket-view+ddp-buckets-100+ddp-static-graph", "+coalesced-reduce")
+_STATES = ("--optimizer-state", "fp32,8-bit")
 # By kind of records: the names, the command, and its options.
 KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "trials": ((*WORKLOADS, "gpt2", "own-gpt2"), "run", ()),
@@ -67,6 +70,15 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "scripts": (tuple(name for name in SIZES if name != "ddp"), "", ()),  # which needs two GPUs
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
     "seed004": (tuple(seed004.BATCHES), "run", ()),
+    # What averages gradients over GPUs with the least loss.
+    "scaling": (("gpt2", "resnet50"), "run", ("--precision", "bf16-mixed,bf16-master", "--techniques")),
+    # Of what weights and Adam's state are kept in: memory, and whether networks train as well.
+    "little_memory": (
+        ("gpt2", "gpt2-xl", "llama-1b", "vit-b16"),
+        "max-batch",
+        (*_STATES, "--precision", "bf16-mixed,bf16-sr,fp32", "--techniques", "none,activation-checkpointing"),
+    ),
+    "accuracy_state": (("transformer", "lstm", "resnet9"), "accuracy", (*_STATES, "--precision", "fp32,bf16-sr")),
 }
 # Each process of a comparison with an emitted script chooses its kernels anew.
 _VARIABLES = {"emitted": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
@@ -85,6 +97,12 @@ _OPTIONS = {
         ("--rounds", "2", "--techniques", _UNPADDED, "--precision", "bf16-mixed,fp8-tensorwise"),
     ),
     "fp8/vit-b16": ("--techniques", _UNPADDED),
+    **{f"little_memory/{name}": ("--no-curve",) for name in KINDS["little_memory"][0]},
+    "scaling/gpt2": (",".join(f"{_WIDE}{each}" for each in _AVERAGED),),
+    "scaling/resnet50": (",".join(f"channels-last+{_UNPADDED}{each}" for each in _AVERAGED),),
+    "accuracy_state/transformer": ("--epochs", "3"),
+    "accuracy_state/lstm": ("--epochs", "2"),
+    "accuracy_state/resnet9": ("--epochs", "8", "--margin", "0.5%"),
 }
 for _name in TUNED:
     _row, _loop = ROWS[_name], ROWS[_name].ungraphed
@@ -94,6 +112,7 @@ for _name in TUNED:
     _autotuned = _loop.replace("+compile", "+compile-max-autotune")
     _OPTIONS[f"tuned/{_name}"] = (*_of_row, _loop)
     _OPTIONS[f"variants/{_name}"] = (*_of_row, ",".join((_loop, *(f"{_loop}+{each}" for each in _more), _autotuned)))
+_ON_ALL = ("seed004/", "scaling/")
 _LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
@@ -108,15 +127,19 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     of_kind = {kind: [f"{kind}/{name}" for name in names] for kind, (names, _, _) in KINDS.items()}
     every = [job for jobs in of_kind.values() for job in jobs]
-    usual = [job for job in every if not job.startswith("seed004/")]
+    usual = [job for job in every if not job.startswith(_ON_ALL)]
     arguments.jobs = [job for named in arguments.jobs for job in of_kind.get(named, [named])]
     if unknown := set(arguments.jobs) - set(every):
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
-    on_all = [job for job in arguments.jobs if job.startswith("seed004/")]
+    on_all = [job for job in arguments.jobs if job.startswith(_ON_ALL)]
     if on_all and (arguments.gpus > 1 or len(on_all) < len(arguments.jobs)):
-        parser.error("jobs of seed004 take all GPUs: name them alone, with --gpus 1")
+        parser.error("jobs of seed004 and scaling take all GPUs: name them alone, with --gpus 1")
     for job in on_all:
-        _OPTIONS[job] = seed004.options(job.partition("/")[2], torch.cuda.device_count())
+        kind, _, name = job.partition("/")
+        if kind == "seed004":
+            _OPTIONS[job] = seed004.options(name, torch.cuda.device_count())
+        else:
+            _OPTIONS[job] += ("--gpus", f"1,{max(2, torch.cuda.device_count())}")
     if arguments.list:
         print(*(arguments.jobs or every), sep="\n")
         return 0
