@@ -11,12 +11,13 @@ import argparse
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stored import RECORDS, write
+from stored import RECORDS, load, write
 
-from castwise.max_batch.result import held_bytes
+from castwise.max_batch.result import available_bytes, held_bytes, max_batches_of
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Trial
@@ -68,13 +69,23 @@ def _spec_to_trace(spec: TrialSpec) -> TrialSpec:
     return spec.model_copy(update={"user_model": spec.user_model.model_copy(update={"path": path, "digest": ""})})
 
 
+@cache
+def rooms() -> dict[tuple[str, str, str], set[int]]:
+    """Return by loop what the allocator may hold where the largest batch was searched, in bytes."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for each in max_batches_of([*load(RECORDS / "little_memory"), *load(RECORDS / "fit")]):
+        if each.largest is not None and (room := available_bytes(each.largest)):
+            found.setdefault(loop_of(each.spec), set()).add(room)
+    return found
+
+
 def _trace(spec: TrialSpec, sizes: tuple[int, ...]) -> dict[str, Any]:
     session = ForkserverEngine().start(_TIMEOUT_SECONDS)
     workload, precision, techniques = loop_of(spec)
     found: dict[str, Any] = {"workload": workload, "precision": precision, "techniques": techniques}
     try:
         environment = session.open("cpu")
-        traced = session.trace_memory(_spec_to_trace(spec), sizes, ())
+        traced = session.trace_memory(_spec_to_trace(spec), sizes, tuple(rooms().get(loop_of(spec), ())))
         found |= {"torch": environment.torch, **traced.model_dump(mode="json", exclude_defaults=True)}
     except TrialFailedError as failure:
         found["failed"] = failure.message

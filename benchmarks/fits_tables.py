@@ -185,7 +185,9 @@ def predicted_batch(found: MaxBatch) -> int | None:
     loop = loops().get(loop_of(found.spec))
     if loop is None or found.largest is None or "chunked-loss" in found.spec.techniques:  # an older one of that name
         return None
-    return largest_batch(loop.known, 0.99 * (available_bytes(found.largest) or 0))
+    room = available_bytes(found.largest) or 0
+    between_gaps = None if loop.memory is None else loop.memory.largest.get(room)
+    return between_gaps or largest_batch(loop.known, 0.99 * room)
 
 
 def errors_of_batches() -> list[float]:

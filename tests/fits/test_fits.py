@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from fake_engine import FIXED_BYTES, FakeEngine, Fault, machine_with
+from fake_engine import FIXED_BYTES, FakeEngine, Fault, fake_spec, machine_with
 from rich.console import Console
 
 import castwise
 from castwise.errors import UsageError
 from castwise.fits.options import FitsOptions
-from castwise.fits.predict import ERROR, ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS, Fit, Loop, Prediction, predict
+from castwise.fits.predict import ERROR, ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS, Fit, Loop, Prediction, predict, space_of
 from castwise.fits.render import present, sentences
-from castwise.registry.gpus import total_bytes
+from castwise.records.schema import MemoryParts, TracedMemory
+from castwise.registry.gpus import gpus_named, total_bytes
 from castwise.show.presentation import print_parts
 from castwise.spec.memory_line import largest_batch, needed_bytes
 
@@ -77,6 +78,21 @@ def test_the_interval_of_the_largest_batch_is_that_of_the_memory(tracing: FakeEn
     assert high is not None
     assert low < (fit.largest() or 0) < high
     assert needed_bytes(fit.loop.known, low) == pytest.approx(fit.room_bytes * math.exp(-ERROR), rel=1e-3)
+
+
+@pytest.mark.parametrize(("batch_size", "verdict"), [(90, "yes"), (100, "close"), (110, "no")])
+def test_the_allocator_s_gaps_decide_where_they_are_known(batch_size: int, verdict: str) -> None:
+    (gpu,) = gpus_named("H200")
+    line = {8: 8 * GIB, 16: 16 * GIB}  # all that fits by bytes are 137
+    spec = fake_spec(batch_size=batch_size)
+    known = TracedMemory(batches={size: MemoryParts(saved_bytes=held) for size, held in line.items()})
+    assert Fit(Loop(spec, known), gpu).largest() == 137
+    known = known.model_copy(update={"largest": {space_of(gpu): 100}})
+    fit = Fit(Loop(spec, known), gpu)
+    assert fit.largest() == 100
+    low, high = fit.largest(-ERROR), fit.largest(ERROR)
+    assert (low, high) == (pytest.approx(100 * math.exp(-ERROR), abs=1), pytest.approx(100 * math.exp(ERROR), abs=1))
+    assert fit.verdict == verdict
 
 
 def test_measured_gpus_have_the_drivers_memory_and_others_less_than_the_vendors(tracing: FakeEngine) -> None:

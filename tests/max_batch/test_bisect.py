@@ -77,6 +77,8 @@ def test_a_traced_step_whose_small_batches_are_bound_by_the_optimizer() -> None:
     trials = find_limit(measure, fake_spec(), BatchGrid(8), traced=traced)
     assert limit_of(trials)[0] == pytest.approx(2336, abs=16)
     assert len(trials) <= 4
+    between_gaps = Traced(line, int(139.05 * GIB), 2338)
+    assert find_limit(measure, fake_spec(), BatchGrid(8), usable=0.5, traced=between_gaps)[0].spec.batch_size == 2336
     trials = find_limit(measure, fake_spec(), BatchGrid(8), usable=0.9, traced=traced)
     assert trials[0].spec.batch_size == pytest.approx(0.9 / 0.99 * 2350, abs=16), (
         "gaps that an earlier search has found"

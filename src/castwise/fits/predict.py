@@ -131,6 +131,9 @@ class Fit:
             return None
         if self.loop.is_rough:
             return "close"
+        if (low := self.largest(-self.loop.error)) is not None and (high := self.largest(self.loop.error)) is not None:
+            size = self.loop.spec.batch_size
+            return "yes" if size <= low else "no" if size > high else "close"
         if needed * math.exp(self.loop.error) <= self.room_bytes:
             return "yes"
         return "no" if needed * math.exp(-self.loop.error) > self.room_bytes else "close"
@@ -139,7 +142,11 @@ class Fit:
         """Return the largest batch that fits if the prediction is off by so much; None if it is not known."""
         if self.problem or len(self.loop.known) < 2 or (self.loop.memory is not None and self.loop.memory.needs_values):
             return None
-        return largest_batch(self.loop.known, self.room_bytes * math.exp(log_error))
+        by_bytes = largest_batch(self.loop.known, self.room_bytes * math.exp(log_error))
+        between_gaps = {} if self.loop.memory is None else self.loop.memory.largest
+        if by_bytes is None or (largest := between_gaps.get(space_of(self.gpu))) is None:
+            return by_bytes
+        return int(largest * by_bytes / (largest_batch(self.loop.known, self.room_bytes) or math.inf))
 
 
 @dataclass(frozen=True)
@@ -156,8 +163,13 @@ class Prediction:
         return tuple(Fit(loop, gpu) for gpu in self.gpus for loop in self.loops)
 
 
+def space_of(gpu: GpuModel) -> int:
+    """Return what torch's allocator can hold of a GPU's memory, in bytes."""
+    return total_bytes(gpu)[0] - CONTEXT_BYTES
+
+
 def room_of(gpu: GpuModel) -> int:
-    return int((total_bytes(gpu)[0] - CONTEXT_BYTES) * USABLE)
+    return int(space_of(gpu) * USABLE)
 
 
 def predict(
@@ -189,8 +201,7 @@ def predict(
     check_request(options)
     machine = find_machine("cpu", None, ())
     specs = planned_specs(options, machine, runs_scripts=False)[1]
-    rooms = sorted({room_of(gpu) for gpu in gpus})
-    rooms = rooms if len(rooms) < 3 else [rooms[0], rooms[-1]]
+    rooms = sorted({space_of(gpu) for gpu in gpus})
 
     def trace(spec: TrialSpec) -> Loop:
         sizes, told = (spec.batch_size, _APART * spec.batch_size), on_note if spec is specs[0] else None

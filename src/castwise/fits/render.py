@@ -142,6 +142,8 @@ def sentences(found: Prediction) -> list[str]:
         lines.append(
             f"Assumed: the memory that a driver leaves of {', '.join(assumed)}. On all GPUs "
             f"{format_bytes(CONTEXT_BYTES)} are left for the CUDA context, and 1 % for fragmentation."
+            + " Largest batches allow for the gaps that tensors leave."
+            * any(loop.memory is not None and bool(loop.memory.largest) for loop in found.loops)
         )
     try_it = f"castwise {'run --' if spec.is_script else 'max-batch'} {found.workload}"
     lines.append(f"Traced in {format_duration(found.seconds)}. To try it on a GPU: {try_it}")

@@ -177,8 +177,8 @@ def find_limit(
     search = _Bisection(measure, template, grid, usable, traced.line if traced else {})
     for trial in sorted(earlier, key=lambda each: each.spec.batch_size):
         search.learn(trial)
-    largest = largest_batch(traced.line, traced.room_bytes * usable) if traced else None
-    guess = None if largest is None else grid.aligned(largest)
+    most = traced and (traced.largest or largest_batch(traced.line, traced.room_bytes * usable))
+    guess = grid.aligned(most) if most else None
     if guess is not None and not search.measure_size(guess):  # it may be too large for more than memory
         guess, search.line = None, {}
     size: int | None = grid.aligned(grid.start) if guess is None and not search.fits else None
@@ -197,6 +197,7 @@ def find_limit(
 class Traced:
     line: Mapping[int, int]  # bytes of a step by batch size
     room_bytes: int
+    largest: int | None = None  # the largest batch that fits between the allocator's gaps, if that is known
 
 
 class _Traces:
@@ -314,9 +315,9 @@ class MaxBatchJob:
         most = (self.job.runner.environment.gpu_memory_bytes or 0) - CONTEXT_BYTES
         room = min(most, template.memory_limit_bytes or most)
         sizes = (self.grid.start, GROWTH * self.grid.start)
-        batches = session.trace_memory(template, sizes, (int(room * USABLE),), may_compute=False).batches
-        line = {size: parts.peak_bytes for size, parts in batches.items()}
-        return Traced(line, room) if len(line) > 2 else None
+        found = session.trace_memory(template, sizes, (room,), may_compute=False)
+        line = {size: parts.peak_bytes for size, parts in found.batches.items()}
+        return Traced(line, room, found.largest.get(room)) if len(line) > 2 else None
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""

@@ -303,6 +303,7 @@ class TracedMemory(FrozenModel):
     """What would hold memory at the peak of a step, traced without a GPU."""
 
     batches: dict[int, MemoryParts]  # by batch size
+    largest: dict[int, int] = Field(default_factory=dict)  # that fits the allocator, by the bytes that it may hold
     layers: tuple[str, ...] = ()  # the kinds of layers that the model has, as `Facts.layers`
     needs_values: str = ""  # why steps were taken on the CPU instead of with fake tensors; empty if they were not
     guesses: tuple[str, ...] = ()  # lines of the user's code that read a number, which was 1, or a truth value: False

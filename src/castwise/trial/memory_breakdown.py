@@ -27,6 +27,7 @@ from castwise.apply.techniques.optimizer_state import keeps_narrow_state
 from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import hiding_operators
 from castwise.spec.trial import TrialSpec
+from castwise.trial.allocator import Event
 from castwise.trial.fake_gpu import Saved
 from castwise.trial.memory import CpuMemory, DeviceMemory, MpsMemory
 from castwise.trial.step import TrainingStep
@@ -77,6 +78,19 @@ def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.devic
     return _observe(step, list(batches), device).parts
 
 
+def trace_steps(step: TrainingStep, batches: Sequence[Batch]) -> tuple[MemoryParts, list[Event]]:
+    """Return what holds memory at the peak of a second step on fake tensors, and what became of all since the first."""
+    if keeps_narrow_state(step.optimizer):
+        step(batches[0])  # the state is made where no mode observes it
+    storages = fake_storages()
+    peak = PeakMode(storages, None)
+    for _ in range(2):  # the first one makes the optimizer's state
+        _add_existing(storages, step, list(batches))
+        peak.parts, peak.most = MemoryParts(), -1
+        _run_observed(storages, peak, step, batches[0])
+    return peak.parts, storages.events
+
+
 def _observe(step: TrainingStep, batches: list[Batch], device: torch.device | None) -> "PeakMode":
     """Run a step on the first batch and return what was seen; without a device its tensors are fake ones of a GPU."""
     storages = fake_storages() if device is None else Storages(device.type)
@@ -92,7 +106,7 @@ def fake_storages() -> "Storages":
 
 
 class Storages:
-    """The storages alive on a device, by kind; `totals` has the bytes of each kind."""
+    """The storages alive on a device, by kind; `totals` has the bytes of each kind, `events` what became of them."""
 
     def __init__(self, device_type: str, rounding: int = 1) -> None:
         self.totals: Counter[str] = Counter()
@@ -100,6 +114,8 @@ class Storages:
         self._kinds: dict[int, str] = {}
         self._references: dict[int, weakref.ref[Any]] = {}  # report the end of a storage
         self._sizes: dict[int, int] = {}
+        self.events: list[Event] = []
+        self._numbers: dict[int, int] = {}
 
     def add(self, tensor: Tensor, kind: str) -> None:
         """Register a tensor's storage, unless it is known."""
@@ -109,6 +125,7 @@ class Storages:
         address = storage._cdata
         self._kinds[address], self._sizes[address] = kind, self._rounded(storage)
         self.totals[kind] += self._sizes[address]
+        self._note(address)
         self._references[address] = weakref.ref(storage, functools.partial(self._remove, address))
 
     def reclassify(self, tensor: Tensor, kind: str) -> None:
@@ -128,6 +145,15 @@ class Storages:
         if address in self._kinds:
             before, self._sizes[address] = self._sizes[address], num_bytes or self._rounded(storage)
             self.totals[self._kinds[address]] += self._sizes[address] - before
+            self._note(address)
+
+    def _note(self, address: int) -> None:
+        """Note that a storage has its size from now on."""
+        if address in self._numbers:
+            self.events.append((-self._numbers.pop(address), 0))
+        if address in self._sizes:
+            self._numbers[address] = len(self.events) + 1
+            self.events.append((len(self.events) + 1, self._sizes[address]))
 
     def _rounded(self, storage: Any) -> int:
         size: int = -(-storage.nbytes() // self._rounding) * self._rounding
@@ -139,6 +165,7 @@ class Storages:
 
     def _remove(self, address: int, _: object) -> None:
         self.totals[self._kinds.pop(address)] -= self._sizes.pop(address)
+        self._note(address)
         del self._references[address]
 
     def _storage(self, tensor: Tensor) -> Any:

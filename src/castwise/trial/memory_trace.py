@@ -7,17 +7,19 @@ from contextlib import ExitStack
 
 import torch
 
+from castwise.apply.pytree import Batch
 from castwise.errors import CastwiseError, shortened
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.techniques import hiding_operators
 from castwise.registry.workloads import find_workload
 from castwise.spec.memory_line import largest_batch
 from castwise.spec.trial import TrialSpec
-from castwise.trial.build import build_trial
+from castwise.trial.allocator import Event, StepEvents
+from castwise.trial.build import TrialSetup, build_trial
 from castwise.trial.data.sharding import rank_batches
 from castwise.trial.distributed import Peers
 from castwise.trial.fake_gpu import fake_gpu
-from castwise.trial.memory_breakdown import trace_step
+from castwise.trial.memory_breakdown import trace_step, trace_steps
 
 # What cuBLAS and cuBLASLt hold, 32 MiB each, and what the allocator's blocks are larger than their tensors. Chosen
 # here: most records of benchmarks/records/fit have 66 to 90 MiB, on an H100 as on an H200.
@@ -60,38 +62,59 @@ def why_untraced(error: Exception) -> str:
 
 
 def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) -> TracedMemory:
-    row, on_cpu = find_workload(spec.workload), spec.device == "cpu"
+    if spec.device == "cpu":
+        return _trace_on_cpu(spec, batch_sizes)
     found: dict[int, MemoryParts] = {}
     guesses: dict[str, None] = {}
+    steps: dict[int, list[Event]] = {}
+
+    def trace(asked: int) -> tuple[str, ...]:
+        with ExitStack() as stack:
+            setup = build_trial(spec, stack, Peers())  # anew: the first step leaves gaps
+            size = max(1, asked // setup.step.accumulate) * setup.step.accumulate
+            if size not in found:
+                parts, steps[size] = trace_steps(setup.step, _batches(spec, setup, size))
+                found[size] = parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})
+            return setup.facts.layers or ()
+
+    largest: dict[int, int] = {}
+    with fake_gpu(guesses):
+        layers, *_ = [trace(size) for size in batch_sizes]
+        try:
+            events = StepEvents({size: steps[size] for size in (min(steps), max(steps))}, WORKSPACE_BYTES)
+        except ValueError:  # of one size, or other operations at the other one
+            known = {size: parts.peak_bytes for size, parts in found.items()}
+            for room in rooms if len(known) > 1 else ():
+                if size := largest_batch(known, room):
+                    trace(size)
+        else:
+            largest = {room: size for room in rooms if (size := events.largest(room))}
+    for size in {*largest.values()} - found.keys():
+        held = events.peak_bytes(size) - WORKSPACE_BYTES
+        found[size] = MemoryParts(saved_bytes=held, workspace_bytes=WORKSPACE_BYTES)
+    return TracedMemory(batches=found, largest=largest, layers=layers, guesses=tuple(guesses))
+
+
+def _trace_on_cpu(spec: TrialSpec, batch_sizes: Sequence[int]) -> TracedMemory:
+    """Return the same of the two largest sizes, or of those before one that takes long."""
+    found: dict[int, MemoryParts] = {}
     with ExitStack() as stack:
-        if not on_cpu:
-            stack.enter_context(fake_gpu(guesses))
         setup = build_trial(spec, stack, Peers())
-        step = setup.step
-
-        def trace(size: int) -> None:
-            size = max(1, size // step.accumulate) * step.accumulate
-            if size in found:
-                return
-            setup.task.begin_epoch()
-            at_size = spec.model_copy(update={"batch_size": size})
-            batches = rank_batches(row, setup.task, at_size, row.resident_batches, Peers())
-            if setup.prepare is not None:
-                batches = [setup.prepare(batch) for batch in batches]
-            device = torch.device("cpu") if on_cpu else None
-            if not found:
-                step(batches[0])  # makes the optimizer's state, but not for weights that get no gradient
-            parts = trace_step(step, batches, device)
-            found[size] = parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})
-
-        for size in batch_sizes:
+        for asked in batch_sizes:
             began = time.perf_counter()
-            trace(size)
-            if on_cpu and time.perf_counter() - began > _LONG_SECONDS and len(found) > 1:
+            size = max(1, asked // setup.step.accumulate) * setup.step.accumulate
+            batches = _batches(spec, setup, size)
+            if not found:
+                setup.step(batches[0])  # makes the optimizer's state, but not for weights that get no gradient
+            parts = trace_step(setup.step, batches, torch.device("cpu"))
+            found[size] = parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})
+            if time.perf_counter() - began > _LONG_SECONDS and len(found) > 1:
                 break
-        if on_cpu:
-            found = dict(list(found.items())[-2:])
-        for room in rooms:
-            if largest := largest_batch({size: parts.peak_bytes for size, parts in found.items()}, room):
-                trace(largest)
-        return TracedMemory(batches=found, layers=setup.facts.layers or (), guesses=tuple(guesses))
+    return TracedMemory(batches=dict(list(found.items())[-2:]), layers=setup.facts.layers or ())
+
+
+def _batches(spec: TrialSpec, setup: TrialSetup, size: int) -> Sequence[Batch]:
+    setup.task.begin_epoch()
+    row = find_workload(spec.workload)
+    batches = rank_batches(row, setup.task, spec.model_copy(update={"batch_size": size}), row.resident_batches, Peers())
+    return batches if setup.prepare is None else [setup.prepare(batch) for batch in batches]
