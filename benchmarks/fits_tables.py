@@ -55,7 +55,9 @@ def loops() -> dict[tuple[str, str, str], Loop]:
             key = (each["workload"], each["precision"], each["techniques"])
             if "batches" in each and key in specs:
                 known = layers.get(each["workload"], ("convolution",) if "resnet" in each["workload"] else ())
-                told = {name: each[name] for name in ("needs_values", "guesses", "compiling") if name in each}
+                told = {
+                    name: each[name] for name in ("largest", "needs_values", "guesses", "compiling") if name in each
+                }
                 memory = TracedMemory(batches=each["batches"], layers=known, **told)
                 found[key] = Loop(specs[key].spec, memory)
     return found

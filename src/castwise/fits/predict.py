@@ -32,8 +32,6 @@ from castwise.spec.user_model import is_script
 ERROR, NUM_ERRORS = 0.0347, 517
 ERROR_OWN, NUM_ERRORS_OWN = 0.1399, 25  # of these, models of a user's file
 ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS = 0.1744, 86  # that compile nothing
-# That of largest batches: a few tensors of many GiB, such as logits, leave gaps between them: fewer samples fit.
-ERROR_BATCHES = 0.1027
 ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4050, 50
 # The second batch that is traced is so many times the first: small batches peak elsewhere in a step.
 _APART = 8

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from castwise.fits.predict import (
-    ERROR_BATCHES,
     ERROR_FP32_CONVOLUTIONS,
     NUM_ERRORS_FP32_CONVOLUTIONS,
     Loop,
@@ -53,13 +52,7 @@ COLUMNS = (
     Field("fits", "fits", get=lambda fit: fit.verdict, otherwise="unknown"),
     Field("unknown", get=lambda fit: "unsupported" if fit.unsupported else "not known", place="table"),
     Field("predicted_batch", "largest batch", "count", _known_batch, get=lambda fit: fit.largest()),
-    Field(
-        "largest_batch_low",
-        "",
-        "count",
-        get=lambda fit: fit.largest(-max(fit.loop.error, ERROR_BATCHES)),
-        place="files",
-    ),
+    Field("largest_batch_low", "", "count", get=lambda fit: fit.largest(-fit.loop.error), place="files"),
     Field("largest_batch_high", "", "count", get=lambda fit: fit.largest(fit.loop.error), place="files"),
     Field("problem", "", get=lambda fit: fit.problem or None, place="files"),
     *map(_part, _PARTS),
