@@ -70,11 +70,8 @@ def profile_memory(
     return peak.parts.model_copy(update={"outside_bytes": outside})
 
 
-def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.device | None) -> MemoryParts:
-    """Return what holds memory at the peak of a step on the first batch.
-
-    Without a device its tensors are fake ones of a GPU (`fake_gpu`).
-    """
+def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.device) -> MemoryParts:
+    """Return what holds memory at the peak of a step on the first batch."""
     return _observe(step, list(batches), device).parts
 
 
@@ -91,9 +88,9 @@ def trace_steps(step: TrainingStep, batches: Sequence[Batch]) -> tuple[MemoryPar
     return peak.parts, storages.events
 
 
-def _observe(step: TrainingStep, batches: list[Batch], device: torch.device | None) -> "PeakMode":
-    """Run a step on the first batch and return what was seen; without a device its tensors are fake ones of a GPU."""
-    storages = fake_storages() if device is None else Storages(device.type)
+def _observe(step: TrainingStep, batches: list[Batch], device: torch.device) -> "PeakMode":
+    """Run a step on the first batch and return what was seen."""
+    storages = Storages(device.type)
     _add_existing(storages, step, batches)
     peak = PeakMode(storages, device)
     _run_observed(storages, peak, step, batches[0])

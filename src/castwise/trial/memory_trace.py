@@ -71,9 +71,9 @@ def _trace(spec: TrialSpec, batch_sizes: Sequence[int], rooms: Sequence[int]) ->
     def trace(asked: int) -> tuple[str, ...]:
         with ExitStack() as stack:
             setup = build_trial(spec, stack, Peers())  # anew: the first step leaves gaps
-            size = max(1, asked // setup.step.accumulate) * setup.step.accumulate
+            size, batches = _batches(spec, setup, asked)
             if size not in found:
-                parts, steps[size] = trace_steps(setup.step, _batches(spec, setup, size))
+                parts, steps[size] = trace_steps(setup.step, batches)
                 found[size] = parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})
             return setup.facts.layers or ()
 
@@ -102,8 +102,7 @@ def _trace_on_cpu(spec: TrialSpec, batch_sizes: Sequence[int]) -> TracedMemory:
         setup = build_trial(spec, stack, Peers())
         for asked in batch_sizes:
             began = time.perf_counter()
-            size = max(1, asked // setup.step.accumulate) * setup.step.accumulate
-            batches = _batches(spec, setup, size)
+            size, batches = _batches(spec, setup, asked)
             if not found:
                 setup.step(batches[0])  # makes the optimizer's state, but not for weights that get no gradient
             parts = trace_step(setup.step, batches, torch.device("cpu"))
@@ -113,8 +112,10 @@ def _trace_on_cpu(spec: TrialSpec, batch_sizes: Sequence[int]) -> TracedMemory:
     return TracedMemory(batches=dict(list(found.items())[-2:]), layers=setup.facts.layers or ())
 
 
-def _batches(spec: TrialSpec, setup: TrialSetup, size: int) -> Sequence[Batch]:
+def _batches(spec: TrialSpec, setup: TrialSetup, asked: int) -> tuple[int, Sequence[Batch]]:
+    """Return the size that is asked for, as the step can accumulate it, and batches of it."""
+    size = max(1, asked // setup.step.accumulate) * setup.step.accumulate
     setup.task.begin_epoch()
     row = find_workload(spec.workload)
     batches = rank_batches(row, setup.task, spec.model_copy(update={"batch_size": size}), row.resident_batches, Peers())
-    return batches if setup.prepare is None else [setup.prepare(batch) for batch in batches]
+    return size, batches if setup.prepare is None else [setup.prepare(batch) for batch in batches]
