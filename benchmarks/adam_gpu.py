@@ -5,6 +5,8 @@ castwise accuracy benchmarks/adam_gpu.py:resnet9 --precision fp32,bf16-sr --opti
 castwise accuracy benchmarks/adam_gpu.py:lstm --precision fp32,bf16-sr --optimizer-state fp32,8-bit,4-bit --epochs 2
 castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,bf16-sr --optimizer-state fp32,8-bit,4-bit
     --epochs 3
+castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,fp16-mixed --techniques fp16-accumulation
+    --epochs 3
 
 The data are CIFAR-10 in its binary layout, and WikiText-2 as train.txt and valid.txt. They stay on the GPU.
 """
