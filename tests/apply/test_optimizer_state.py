@@ -163,6 +163,38 @@ def test_schedules_hooks_and_groups_stay() -> None:
 
 
 @_NEEDS_TORCHAO
+@pytest.mark.parametrize("state", STATES)
+def test_numbers_that_change_each_step_do_not_compile_anew(state: str) -> None:
+    """OneCycleLR changes a beta; self-supervised training, as of DINO, changes the decay of weights."""
+    counts, losses = [], []
+    for is_kept in (True, False):
+        model = net()
+        optimizer = AdamW(model.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, 10)
+        if is_kept:
+            keep_state_in(optimizer, state)
+        for step in range(6):
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * (1 + step)
+            loss = (model(TENSORS) - TENSORS.roll(1, 1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            losses.append(loss.item())
+    assert 0 < counts[1] == counts[5], "the second step is the first with another decay"
+    assert losses[5] == pytest.approx(losses[11], rel=0.3 if state == "4-bit" else 0.02)
+
+
+@_NEEDS_TORCHAO
+def test_a_step_that_was_replaced_is_refused() -> None:
+    optimizer = Adam(net().parameters())
+    optimizer.step = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(TechniqueError, match="its step was replaced"):
+        keep_state_in(optimizer, "8-bit")
+
+
+@_NEEDS_TORCHAO
 def test_states_that_users_optimizers_have_are_recognised() -> None:
     """The classes are those of transformers' `optim`: "adamw_torch_8bit" and "adamw_torch_4bit", torchao's."""
     optim = pytest.importorskip("torchao.optim")

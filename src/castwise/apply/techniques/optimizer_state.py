@@ -15,8 +15,7 @@ from castwise.registry.techniques import STATE
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
 _KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
 _BITS = re.compile(r"(8bit|4bit|fp8)", re.IGNORECASE)  # in the names of classes
-# Of a group of torch's, what torchao's step reads.
-_READ = ("params", "lr", "betas", "eps", "weight_decay", "amsgrad", "initial_lr")
+_READ = ("lr", "betas", "eps", "weight_decay", "amsgrad")  # of what torch's groups hold, by torchao's step
 
 
 def keep_state_in(optimizer: Optimizer, kind: str) -> None:
@@ -40,13 +39,17 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     are_decoupled = {is_adamw or bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
     if len(are_decoupled) > 1:
         raise TechniqueError(f"{STATE}{kind} cannot change this {name}: its groups decay weights in two ways.")
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: its step was replaced.")
+    vars(optimizer).pop("step", None)  # that of the former class, which a scheduler wrapped
+    dropped = optimizer.defaults.keys() - {*_READ}
     optimizer.__class__ = _class_of(kind)
     optimizer._patch_step_function()  # torch's hooks around steps
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     vars(optimizer).update(block_size=128 if kind == "4-bit" else 256, bf16_stochastic_round=False)
-    vars(optimizer).update(is_adamw=are_decoupled.pop())
+    vars(optimizer).update(is_adamw=are_decoupled.pop(), _first_numbers={})
     for settings in (optimizer.defaults, *optimizer.param_groups):
-        for other in settings.keys() - {*_READ}:
+        for other in dropped & settings.keys():
             del settings[other]
 
 
@@ -82,13 +85,18 @@ def _class_of(kind: str) -> type[Optimizer]:
     except (ImportError, AttributeError):
         raise TechniqueError(f"{STATE}{kind} needs torchao {TORCHAO}: pip install 'castwise[fp8]'") from None
 
+    for narrow in (adam.OptimState4bit, adam.OptimState8bit, adam.OptimStateFp8):
+        narrow.implements(torch.ops.aten.lerp.Tensor)(_lerp)  # for the betas that are tensors
+
     class AdamWithState(base):  # type: ignore[misc]
         def step(self, closure: Callable[[], float] | None = None) -> float | None:
-            for group in self.param_groups:  # as a schedule or the user's loop may write numbers
-                if not isinstance(group["lr"], Tensor):
-                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+            self._opt_called = True
+            for index, group in enumerate(self.param_groups):
+                _keep_compiled(group, self._first_numbers.setdefault(index, []))
             found: float | None = super().step(closure)
             return found
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # with _opt_called, all that schedulers ask for
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             super().load_state_dict(state_dict)
@@ -101,6 +109,26 @@ def _class_of(kind: str) -> type[Optimizer]:
         AdamWithState._subclass_zeros = staticmethod(_bfloat16_zeros)
     AdamWithState.__name__ = f"Adam with a state in {kind}"
     return AdamWithState
+
+
+def _keep_compiled(group: dict[str, Any], first: list[float]) -> None:
+    """Make tensors of the rate and of numbers that change: torchao compiles the update anew for each other number.
+
+    OneCycleLR and CyclicLR write another beta in each step, and tell by `max_momentum`.
+    """
+    first[:] = first or (group["weight_decay"], group["eps"], *group["betas"])
+    named = {"lr": None, "weight_decay": first[0], "eps": first[1]}
+    constants = (None if "max_momentum" in group else first[2], first[3])
+    group.update({name: _as_tensor(group[name], constant) for name, constant in named.items()})
+    group["betas"] = tuple(map(_as_tensor, group["betas"], constants))
+
+
+def _as_tensor(number: Any, constant: float | None) -> Any:
+    return number if number == constant or isinstance(number, Tensor) else torch.tensor(number, dtype=torch.float32)
+
+
+def _lerp(function: Any, kinds: Any, values: Any, named: Any) -> Any:
+    return function(*(each.dequantize() if isinstance(each, kinds) else each for each in values), **named)
 
 
 def _bfloat16_zeros(weight: Tensor, _signed: bool, _block_size: int) -> Tensor:
