@@ -91,8 +91,12 @@ def of_states(name: str) -> str:
     lines = [where_of(next(iter(networks.values()))[0])]
     for network, trials in networks.items():
         cells, (score, factor) = [], ("perplexity", 1) if network in ("lstm", "transformer") else ("accuracy, %", 100)
-        for row in map(flat_row, runs_of(trials, None, None)):
-            mean = f"{factor * row['score']:.2f} ± {factor * row['score_spread']:.2f}"
+        found = [*map(flat_row, runs_of(trials, None, None))]
+        if found[0]["seeds"] == 1:
+            continue  # not measured to its end
+        for row in found:
+            spread = row["score_spread"]
+            mean = f"{factor * row['score']:.2f}" + (f" ± {factor * spread:.2f}" if spread is not None else "")
             cells.append([row["name"], row["seeds"], mean, row["difference_text"] or "–", row["verdict"]])
         choice = "choice" if network == "build" else f"{network}, choice"
         lines += ["", *markdown(f"{choice} | runs | {score} | difference, % | verdict", "lrrrl", cells)]

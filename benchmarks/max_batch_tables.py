@@ -26,7 +26,7 @@ from castwise.max_batch.render import (
     part_titles,
     ratio_of,
 )
-from castwise.max_batch.result import MaxBatch, has_trained, max_batches_of
+from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.gpus import short_device_name
 from castwise.registry.precisions import DEFAULT, PRECISIONS, find_precision, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
@@ -97,8 +97,8 @@ def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> 
     for fit in max_batches_of(trials):
         fits.setdefault(fit.spec.workload, []).append(fit)
     for workload, own in fits.items():
-        sizes = [{trial.spec.batch_size for trial in fit.trials if has_trained(trial)} for fit in own]
-        shared = max(set.intersection(*sizes), default=None)
+        sizes = [trial.spec.batch_size for fit in own for trial in fit.trained]
+        shared = max(sizes, key=lambda size: (sizes.count(size), size), default=None)
         for fit in own:
             at = next((each for each in fit.trained if each.spec.batch_size == shared), fit.largest)
             peak = "–" if at is None else f"{format_bytes(peak_allocated_bytes(at))} at {at.spec.batch_size:,}"
@@ -106,10 +106,9 @@ def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> 
             rate = "–" if speed is None else f"{format_rate(speed)} {find_workload(workload).unit}/s"
             state = step_config_of(fit.spec.techniques).optimizer_state
             num_bytes = sum(bytes_a_parameter(fit.spec.precision, state))
-            largest = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
             guess = predicted(fit)
             cells.append(
-                [workload, fit.spec.loop_name, num_bytes, peak, largest, "–" if guess is None else f"{guess:,}", rate]
+                [workload, fit.spec.loop_name, num_bytes, peak, fit.words, "–" if guess is None else f"{guess:,}", rate]
             )
         places |= dict.fromkeys([where_of(own[0].trials[0])])
     if not cells:

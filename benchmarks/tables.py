@@ -26,6 +26,7 @@ import causes
 import coverage
 import emitted
 import fits_tables
+import fp16_sums
 import max_batch_tables
 import power_limit
 import predict_study
@@ -379,6 +380,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "precision_code": reference_tables.code,
     "record_schema": reference_tables.schema_tables,
     "power_limit": power_limit.table,
+    "fp16_sums": fp16_sums.table,
     "by_hand": lambda _: by_hand.table(sorted((RECORDS / "by_hand").glob("*.json"))),
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
     "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),

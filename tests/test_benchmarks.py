@@ -442,7 +442,7 @@ def test_the_intervals_of_fits_are_those_of_its_errors_on_record() -> None:
     assert errors == (predict.NUM_ERRORS_SCRIPTS, pytest.approx(predict.ERROR_SCRIPTS, abs=1e-4))
     assert fits_tables.quantile(wide) == pytest.approx(predict.ERROR_FP32_CONVOLUTIONS, abs=1e-4)
     batches = fits_tables.quantile_of(math.log1p(error) for error in fits_tables.errors_of_batches())
-    assert batches < predict.ERROR, "largest batches are as well known as memory"
+    assert batches == pytest.approx(predict.ERROR_BATCHES, abs=1e-4)
     checkpointed = [peak for peak in plain if "checkpointing" in fits_tables.loop_of(peak.trial.spec)[2]]
     assert max(abs(peak.log_error) for peak in checkpointed) < 0.05
     errors = [abs(peak.log_error) for peak in plain if peak.trial.spec.user_model is None]

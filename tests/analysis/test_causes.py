@@ -1071,3 +1071,11 @@ def test_a_slower_kernel_is_named_beside_the_faster_one() -> None:
     assert "aten::cudnn_convolution of 2×32×64×64×64 and 32×32×3×3×3" in cause.evidence
     assert "bf16-mixed_fprop, there fp16-mixed_fprop" in cause.evidence
     assert cause.advice == "fp16-mixed, which is 1.20× as fast here"
+
+
+def test_where_the_optimizer_is_compiled_anew_its_numbers_are_named() -> None:
+    trial = script_with(compiled_steps=2, compiled_share=0.5)
+    for optimizer, advice in (("AdamW(lr=0.001)", "few sizes of batches"), ("AdamW8bit(lr=0.001)", "cycle_momentum")):
+        facts = fake_facts(optimizer=optimizer)
+        (found,) = diagnose(rows_of_steps([trial.model_copy(update={"facts": facts})]))
+        assert advice in next(cause.advice for cause in found.causes if cause.name == "recompilation")

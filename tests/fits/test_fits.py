@@ -16,7 +16,17 @@ from rich.console import Console
 import castwise
 from castwise.errors import UsageError
 from castwise.fits.options import FitsOptions
-from castwise.fits.predict import ERROR, ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS, Fit, Loop, Prediction, predict, space_of
+from castwise.fits.predict import (
+    ERROR,
+    ERROR_BATCHES,
+    ERROR_SCRIPTS,
+    NUM_ERRORS_SCRIPTS,
+    Fit,
+    Loop,
+    Prediction,
+    predict,
+    space_of,
+)
 from castwise.fits.render import present, sentences
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.gpus import gpus_named, total_bytes
@@ -91,7 +101,7 @@ def test_the_allocator_s_gaps_decide_where_they_are_known(batch_size: int, verdi
     fit = Fit(Loop(spec, known), gpu)
     assert fit.largest() == 100
     low, high = fit.largest(-ERROR), fit.largest(ERROR)
-    assert (low, high) == (pytest.approx(100 * math.exp(-ERROR), abs=1), pytest.approx(100 * math.exp(ERROR), abs=1))
+    assert (low, high) == (int(100 * math.exp(-ERROR_BATCHES)), int(100 * math.exp(ERROR_BATCHES)))
     assert fit.verdict == verdict
 
 

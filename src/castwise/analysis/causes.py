@@ -695,7 +695,11 @@ def _recompilation(step: StepEvidence) -> Cause | None:
     most = max(ranks, key=lambda rank: rank.compiled_share)
     timed = sum(block.num_steps for block in most.blocks)
     evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
-    return Cause("recompilation", evidence, "few sizes of batches, or mark_dynamic", most.compiled_share)
+    advice = "few sizes of batches, or mark_dynamic"
+    written = "" if step.trial.facts is None else step.trial.facts.optimizer
+    if step.share_of(*UPDATE) > 0.5 or re.match(r"\w*(8bit|4bit|Fp8)\(", written):  # torchao's compile their update
+        advice = "tensors for the optimizer's numbers that a schedule changes; with OneCycleLR cycle_momentum=False"
+    return Cause("recompilation", evidence, advice, most.compiled_share)
 
 
 def _padding(step: StepEvidence) -> Cause | None:

@@ -29,7 +29,8 @@ from castwise.spec.user_model import is_script
 # The 95 % quantile of the absolute log errors, and their number. Source: docs/fits.md, which benchmarks/fits_tables.py
 # makes; a test compares them. Convolutions in float32 without TF32 stand apart: cuDNN takes workspace for them as long
 # as memory is free, and does without it near the limit.
-ERROR, NUM_ERRORS = 0.0347, 517
+ERROR, NUM_ERRORS = 0.0347, 525
+ERROR_BATCHES = 0.0516  # of 94 largest batches
 ERROR_OWN, NUM_ERRORS_OWN = 0.1399, 25  # of these, models of a user's file
 ERROR_SCRIPTS, NUM_ERRORS_SCRIPTS = 0.1744, 86  # that compile nothing
 ERROR_FP32_CONVOLUTIONS, NUM_ERRORS_FP32_CONVOLUTIONS = 0.4050, 50
@@ -144,7 +145,10 @@ class Fit:
         between_gaps = {} if self.loop.memory is None else self.loop.memory.largest
         if by_bytes is None or (largest := between_gaps.get(space_of(self.gpu))) is None:
             return by_bytes
-        return int(largest * by_bytes / (largest_batch(self.loop.known, self.room_bytes) or math.inf))
+        ratio = by_bytes / (largest_batch(self.loop.known, self.room_bytes) or math.inf)
+        if log_error:  # gaps are not as well known as bytes
+            ratio = min(ratio, math.exp(-ERROR_BATCHES)) if log_error < 0 else max(ratio, math.exp(ERROR_BATCHES))
+        return int(largest * ratio)
 
 
 @dataclass(frozen=True)
