@@ -838,6 +838,10 @@ def test_communication_is_told_with_its_format_and_size() -> None:
     assert "DistributedDataParallel" not in cause.advice
     (cause,) = last(step(classes=REDUCED, profile=exchanges(30, late_share=1))).causes
     assert cause.advice.startswith("DistributedDataParallel, which reduces while backward runs, or half of the bytes")
+    late = step(classes=REDUCED, profile=exchanges(30, late_share=1))
+    facts = fake_facts(hooked=("model DistributedDataParallel",))
+    (cause,) = last(late.model_copy(update={"facts": facts})).causes
+    assert cause.advice.startswith("half of the bytes"), "it has DDP"
     small = {"kind": "all-reduce", "format": "bf16", "launches": 100, "num_bytes": 1e6}
     trial = step(classes=REDUCED, profile=exchanges(10, collectives=[small]))
     (cause,) = (each for each in last(trial).causes if each.name == "communication")

@@ -656,11 +656,12 @@ def _has_dense_gradient(found: Communication, each: Collectives) -> bool:
 
 def _less_communication(step: StepEvidence, found: Communication) -> list[tuple[str, str]]:
     """Return what to try against communication, each with the technique that does it."""
-    advice = list[tuple[str, str]]()
+    advice, facts = list[tuple[str, str]](), step.trial.facts
+    has_ddp = facts is not None and "model DistributedDataParallel" in facts.hooked
     for each in found.collectives[:1]:
         if _has_dense_gradient(found, each) and found.largest_weight_layer == "Embedding":
             advice.append(("gradients of the rows that a batch has alone, or a table that ranks divide", ""))
-        if each.kind == "all-reduce" and found.late_share >= MOSTLY:
+        if each.kind == "all-reduce" and found.late_share >= MOSTLY and not has_ddp:
             advice.append(("DistributedDataParallel, which reduces while backward runs", ""))
         if 0 < each.num_bytes < each.launches * _SMALL_BUCKET and each.launches >= _MANY_BUCKETS:
             advice.append(("larger buckets, as bucket_cap_mb sets them", "ddp-buckets-100"))
