@@ -1,7 +1,7 @@
 """A network for MNIST that Adam trains, to judge the precision of Adam's state where no GPU is at hand.
 
-castwise accuracy benchmarks/adam_mnist.py:build --precision fp32,bf16-sr --optimizer-state fp32,8-bit,4-bit
-    --seeds 5
+castwise accuracy benchmarks/adam_mnist.py:build --precision fp32,bf16-sr --optimizer-state
+    fp32,bf16,8-bit,fp8,4-bit --seeds 5
 """
 
 import gzip
