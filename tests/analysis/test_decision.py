@@ -316,7 +316,7 @@ def test_one_process_shows_nothing_beside_a_baseline_that_was_once_as_fast() -> 
 
 def test_what_alone_was_measured_without_float32_weights_is_said_with_its_speed() -> None:
     sentence = once(FP32, at("bf16-true", 0.8)).sentence
-    assert "nothing that keeps float32 was measured beside fp32. bf16-true (0.80×) keeps no float32 weights" in sentence
+    assert "only fp32 keeps float32. bf16-true (0.80×) keeps no float32 weights" in sentence
     narrow = once(FP32, at("fp32", 1.2, techniques=("adam-state-8-bit",))).sentence
     assert "(1.20×) was faster but keeps the optimizer's state in fewer bits: check the accuracy first." in narrow
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import sys
 import types
 from collections.abc import Iterator
@@ -186,6 +187,29 @@ def test_numbers_that_change_each_step_do_not_compile_anew(state: str) -> None:
     assert losses[5] == pytest.approx(losses[11], rel=0.3 if state == "4-bit" else 0.02)
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_it_goes_on_from_a_plain_state_and_can_be_copied_and_read(state: str) -> None:
+    model = net()
+    plain = AdamW(model.parameters(), lr=1e-3)
+    model(TENSORS).square().mean().backward()
+    plain.step()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    keep_state_in(optimizer, state)
+    assert isinstance(optimizer, AdamW)
+    optimizer.load_state_dict(plain.state_dict())
+    optimizer = copy.deepcopy(optimizer)
+    weight = optimizer.param_groups[0]["params"][0]
+    weight.grad = torch.ones_like(weight)
+    for _ in range(2):
+        optimizer.step()
+    assert json.loads(json.dumps(optimizer.param_groups[0]["lr"])) == 1e-3
+    moment = copy.deepcopy(optimizer.state_dict())["state"][0]["exp_avg"]
+    made = optimizer._new_buffer(weight, True)  # type: ignore[attr-defined]
+    assert (type(moment), moment.dtype) == (type(made), made.dtype)
+    assert float((moment / 2).abs().mean()) > 0
+    assert not float(moment.zero_().abs().max())
+
+
 @_NEEDS_TORCHAO
 def test_a_step_that_was_replaced_is_refused() -> None:
     optimizer = Adam(net().parameters())
@@ -226,6 +250,8 @@ def test_what_has_no_such_state_is_refused() -> None:
         (SGD(model.parameters()), "is for torch's Adam and AdamW; this is SGD"),
         (stepped, "it has stepped"),
         (Adam(model.parameters(), maximize=True), "it maximizes"),
+        (Adam(model.parameters(), amsgrad=True), "it has amsgrad, which torchao's has not"),
+        (Adam(nn.Linear(63, 65).parameters()), "none of its weights has 4,096 values"),
     ):
         with pytest.raises(TechniqueError, match=why):
             keep_state_in(optimizer, "8-bit")

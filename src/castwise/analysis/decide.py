@@ -255,12 +255,9 @@ def _decide(rows: list[Row], narrow: Mapping[Row, Advice]) -> Advice:
         return _decide_without_reference(advice, candidates)
     ratios = _ratios_over(reference, candidates)
     if not ratios:
-        failed = [f"{row.precision}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
-        kind = "" if len(measured) == 1 else " that keeps float32"
-        why = (
-            ", ".join(failed) or f"no other precision{kind} was measured (--precision names them, --budget gives time)"
-        )
-        return replace(advice, why=why)
+        failed = [f"{_loop_name(row, reference)}: {row.trial.status}" for row in rows if row.trial.status != "ok"]
+        alone = "no other precision was measured (--precision names them, --budget gives time)"
+        return replace(advice, why=", ".join(failed) or alone * (len(measured) == 1))
     if proven := [row for row, ratio in ratios if _is_proven(ratio, reference, row)]:
         advice = replace(advice, decision="take", expected=_expected(proven, reference))
         return _with_row(advice, _simplest_of_the_fastest(proven))
@@ -427,7 +424,7 @@ def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
     row, reference, other = advice.row, advice.reference, advice.next
     if reference is not None:
         if narrow := [each for each in measured if each is not reference]:
-            said = f"nothing that keeps float32 was measured beside {_reference_name(reference)}."
+            said = f"only {_reference_name(reference)} keeps float32."
             return f"{said} {_not_taken(advice, narrow, reference)}"
         return f"only {_reference_name(reference)} was measured: there is nothing to compare it with."
     if other is None:

@@ -202,7 +202,7 @@ def _side_effects(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for note in dict.fromkeys(note for trial in row.trials for rank in trial.ranks for note in rank.notes):
             precisions.setdefault(note, []).append(row.precision)
-    return [f"{note} ({', '.join(names)})" for note, names in precisions.items()]
+    return [f"{note} ({', '.join(dict.fromkeys(names))})" for note, names in precisions.items()]
 
 
 def _emulated(rows: Sequence[Row]) -> list[Note]:

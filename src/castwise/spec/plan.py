@@ -96,7 +96,10 @@ def parse_grid(grid: ParameterGrid, data_set: str = SYNTHETIC, num_nodes: int = 
     if min(grid.batch_sizes or (1,)) < 1:
         least = min(grid.batch_sizes or ())
         raise UsageError(f"A batch holds at least one sample; batch size {least} is impossible.")
-    loops = loops_with_states(grid.techniques or (NONE,), grid.optimizer_states or ("fp32",))
+    states = grid.optimizer_states or ("fp32",)  # a script as it is written is always measured
+    loops = loops_with_states(
+        grid.techniques or (NONE,), tuple(dict.fromkeys(["fp32", *states])) if of_script else states
+    )
     return Axes(
         loss_scales=_loss_scales(grid, precisions),
         layouts=_layouts(grid, num_nodes),

@@ -21,14 +21,19 @@ from castwise.registry.trackers import TRACKER_MODES
 def _without_torchao(name: str) -> Iterator[None]:
     """Keep transformers from importing torchao, which opens the GPU: no process could be forked then.
 
-    The user's code does not name it, so its quantizers are not needed.
+    The user's code does not name it, so its quantizers are not needed. What its modules keep for later, such as for an
+    optimizer's name, tells the truth then.
     """
+    is_importing = [True]
     with ExitStack() as stack:
         if name.partition(".")[0] == "transformers":
             utils: Any = importlib.import_module("transformers.utils")
+            is_there = utils.is_torchao_available
             for module in (utils, utils.import_utils):
-                stack.enter_context(patch.object(module, "is_torchao_available", lambda *_, **__: False))
+                told = patch.object(module, "is_torchao_available", lambda *args: not is_importing and is_there(*args))
+                stack.enter_context(told)
         yield
+    is_importing.clear()
 
 
 def _as_for_a_script() -> AbstractContextManager[object]:

@@ -14,6 +14,7 @@ from castwise.registry.techniques import STATE
 
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
 _KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
+_NUMBERS = ("lr", "weight_decay", "eps", "betas")
 _BITS = re.compile(r"(8bit|4bit|fp8)", re.IGNORECASE)  # in the names of classes
 _READ = ("lr", "betas", "eps", "weight_decay", "amsgrad")  # of what torch's groups hold, by torchao's step
 
@@ -30,25 +31,32 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     Raises:
         TechniqueError: It is another optimizer, it has stepped, torchao is missing, or it does what torchao's cannot.
     """
-    name = type(optimizer).__name__
-    if type(optimizer) not in (Adam, AdamW):
-        raise TechniqueError(f"{STATE}{kind} is for torch's Adam and AdamW; this is {name}.")
-    if optimizer.state or any(group.get("maximize") or group.get("differentiable") for group in optimizer.param_groups):
-        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: it has stepped, or it maximizes.")
-    is_adamw = type(optimizer) is AdamW
-    are_decoupled = {is_adamw or bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
-    if len(are_decoupled) > 1:
-        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: its groups decay weights in two ways.")
-    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-        raise TechniqueError(f"{STATE}{kind} cannot change this {name}: its step was replaced.")
+    kept, name, groups = type(optimizer), type(optimizer).__name__, optimizer.param_groups
+    if kept not in (Adam, AdamW):
+        raise TechniqueError(f"{STATE}{kind} is for torch's Adam and AdamW; this is {name}")
+    are_decoupled = {kept is AdamW or bool(group.get("decoupled_weight_decay")) for group in groups}
+    block_size = 128 if kind == "4-bit" else 256
+    weights = [weight.numel() for group in groups for weight in group["params"]]
+    for why, is_so in (
+        ("it has stepped", bool(optimizer.state)),
+        ("it maximizes", any(group.get("maximize") for group in groups)),
+        ("its steps are differentiable", any(group.get("differentiable") for group in groups)),
+        ("it has amsgrad, which torchao's has not", kind != "bf16" and any(group["amsgrad"] for group in groups)),
+        ("its groups decay weights in two ways", len(are_decoupled) > 1),
+        ("its step was replaced", "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")),
+        ("none of its weights has 4,096 values or more", not any(n >= 4096 and n % block_size == 0 for n in weights)),
+    ):
+        if is_so:
+            raise TechniqueError(f"{STATE}{kind} cannot change this {name}: {why}")
     vars(optimizer).pop("step", None)  # that of the former class, which a scheduler wrapped
     dropped = optimizer.defaults.keys() - {*_READ}
-    optimizer.__class__ = _class_of(kind)
+    made: Any = _class_of(kind, kept)
+    # Of the class, as copies of an optimizer have none of its attributes.
+    made.block_size, made.bf16_stochastic_round, made.is_adamw = block_size, False, are_decoupled.pop()
+    optimizer.__class__ = made
     optimizer._patch_step_function()  # torch's hooks around steps
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    vars(optimizer).update(block_size=128 if kind == "4-bit" else 256, bf16_stochastic_round=False)
-    vars(optimizer).update(is_adamw=are_decoupled.pop(), _first_numbers={})
-    for settings in (optimizer.defaults, *optimizer.param_groups):
+    for settings in (optimizer.defaults, *groups):
         for other in dropped & settings.keys():
             del settings[other]
 
@@ -64,6 +72,8 @@ def state_written(optimizer: Optimizer) -> str:
     The names of classes tell, such as bitsandbytes' PagedAdamW8bit and torchao's AdamFp8, and after a step the state:
     transformers makes one of both by `optim="adamw_8bit"` and `"adamw_torch_8bit"`.
     """
+    if type(optimizer).__module__ == __name__:
+        return ""
     kinds: list[type] = (
         [type(optimizer)] if type(optimizer).__module__.startswith(("bitsandbytes.", "torchao.")) else []
     )
@@ -77,37 +87,47 @@ def state_written(optimizer: Optimizer) -> str:
     return "bf16" if torch.bfloat16 in dtypes and weights == {torch.float32} else ""
 
 
-def _class_of(kind: str) -> type[Optimizer]:
+def _class_of(kind: str, kept: type[Optimizer]) -> type[Optimizer]:
+    """Return the class of torchao's that keeps such a state; for `isinstance` it is also the one that it replaces."""
     try:
         from torchao.optim import adam  # takes a second, may be missing, and may be another version
 
         base: Any = getattr(adam, _KINDS[kind])
     except (ImportError, AttributeError):
         raise TechniqueError(f"{STATE}{kind} needs torchao {TORCHAO}: pip install 'castwise[fp8]'") from None
-
     for narrow in (adam.OptimState4bit, adam.OptimState8bit, adam.OptimStateFp8):
-        narrow.implements(torch.ops.aten.lerp.Tensor)(_lerp)  # for the betas that are tensors
+        _make_readable(narrow)
 
-    class AdamWithState(base):  # type: ignore[misc]
+    class AdamWithState(base, kept):  # type: ignore[misc, valid-type]
+        add_param_group = Optimizer.add_param_group  # torchao's makes a tensor of the rate
+        __setstate__ = Optimizer.__setstate__
+
         def step(self, closure: Callable[[], float] | None = None) -> float | None:
             self._opt_called = True
+            first = self.__dict__.setdefault("_first_numbers", {})
+            written = [{name: group[name] for name in _NUMBERS} for group in self.param_groups]
             for index, group in enumerate(self.param_groups):
-                _keep_compiled(group, self._first_numbers.setdefault(index, []))
-            found: float | None = super().step(closure)
+                _keep_compiled(group, first.setdefault(index, []))
+            try:
+                found: float | None = super().step(closure)
+            finally:
+                for group, numbers in zip(self.param_groups, written, strict=True):
+                    group.update(numbers)
             return found
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # with _opt_called, all that schedulers ask for
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             super().load_state_dict(state_dict)
-            for values in self.state.values() if kind == "bf16" else ():  # which torch made of the weights' type
-                for name, value in values.items():
-                    if value.dim() and self._new_buffer(value, True).dtype == torch.bfloat16:
-                        values[name] = value.bfloat16()
+            for weight, values in self.state.items():
+                for name in values.keys() - {"step"}:  # those of a plain Adam, or what torch made of the weights' type
+                    kept = self._new_buffer(weight, name == "exp_avg")
+                    if (type(kept), kept.dtype) != (type(values[name]), values[name].dtype):
+                        values[name] = kept.copy_(values[name])
 
     if kind == "bf16":
         AdamWithState._subclass_zeros = staticmethod(_bfloat16_zeros)
-    AdamWithState.__name__ = f"Adam with a state in {kind}"
+    AdamWithState.__name__ = f"{kept.__name__} with a state in {kind}"
     return AdamWithState
 
 
@@ -127,8 +147,34 @@ def _as_tensor(number: Any, constant: float | None) -> Any:
     return number if number == constant or isinstance(number, Tensor) else torch.tensor(number, dtype=torch.float32)
 
 
-def _lerp(function: Any, kinds: Any, values: Any, named: Any) -> Any:
-    return function(*(each.dequantize() if isinstance(each, kinds) else each for each in values), **named)
+def _make_readable(narrow: Any) -> None:
+    """Let a state be copied, and read and written in float32 by all that torchao has not, as users' logs do."""
+    if hasattr(narrow, "is_readable"):
+        return
+    known = narrow.__torch_dispatch__
+
+    def dispatch(cls: Any, function: Any, kinds: Any, values: Any = (), named: Any = None) -> Any:
+        try:
+            return known(function, kinds, values, named or {})
+        except NotImplementedError:
+            if function is torch.ops.aten.clone.default:
+                names, rest = values[0].__tensor_flatten__()
+                return cls.__tensor_unflatten__({name: getattr(values[0], name).clone() for name in names}, rest)
+            plain = _read(values, narrow)
+            found = function(*plain, **(named or {}))
+            if not function._schema.is_mutable:
+                return found
+            if not isinstance(values[0], narrow):
+                raise
+            return values[0].copy_(plain[0])  # as zero_ and mul_ write
+
+    narrow.__torch_dispatch__, narrow.is_readable = classmethod(dispatch), True
+
+
+def _read(value: Any, narrow: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_read(each, narrow) for each in value]
+    return value.dequantize() if isinstance(value, narrow) else value
 
 
 def _bfloat16_zeros(weight: Tensor, _signed: bool, _block_size: int) -> Tensor:

@@ -28,6 +28,7 @@ class ScriptTechniques:
         self.config = step_config_of(names) if names else PLAIN
         self._names = names
         self._has_changed_loader = False
+        self._has_state = False  # whether an optimizer keeps it in fewer bits
         self._has_arguments = False  # whether the script gives an optimizer these itself
         if self.config.compile_mode is not None:
             check_compiler(device)
@@ -79,12 +80,14 @@ class ScriptTechniques:
         make(optimizer, *args, **kwargs)
         if type(optimizer) in (Adam, AdamW):
             keep_state_in(optimizer, self.config.optimizer_state)
+            self._has_state = True
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
-        if self.config.optimizer_state and type(optimizer).__module__ != keep_state_in.__module__:
-            written = state_written(optimizer)
-            why = f"keeps its state in {written} already" if written else "is no Adam of torch's"
+        if self.config.optimizer_state and not self._has_state:
+            written, is_adam = state_written(optimizer), isinstance(optimizer, Adam)
+            why = "has code of its own beside torch's Adam" if is_adam else "is no Adam of torch's"
+            why = f"keeps its state in {written} already" if written else why
             self._refuse("optimizer_state", f"the script steps {type(optimizer).__name__}, which {why}")
         for name, _ in self.config.optimizer_arguments:
             if self._has_arguments or not optimizer.defaults.get(name):
