@@ -553,11 +553,8 @@ class ScriptTrial:
         moments = self.run.carry_out(Order(next_mark), self._limit_seconds)
         self._warm_up = moments
         if len(moments) < 2 or (self.run.ending is not None and not self._timed_in_warm_up()):
-            others = self._hooks.steps_of_others
-            # A second optimizer of the same loop takes one.
-            whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
             raise UsageError(
-                f"{self.run.name} took {self.run.num_steps} steps{whose}: too few to time any after warm-up. Let it "
+                f"{self.run.name} took {self._steps_in_words()}: too few to time any after warm-up. Let it "
                 f"train for longer{self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
@@ -622,8 +619,8 @@ class ScriptTrial:
             )
         elif len(moments) < 2:
             raise UsageError(
-                f"{self.run.name} ended, or its time was up, before any block of steps was timed. Let it "
-                f"train for longer{self._shorter('take fewer --steps')}."
+                f"{self.run.name} took {self._steps_in_words()}, and ended, or its time was up, before any block of "
+                f"them was timed. Let it train for longer{self._shorter('take fewer --steps')}."
             )
         elif len(moments) <= len(lengths):
             self._notes.append(
@@ -646,6 +643,12 @@ class ScriptTrial:
         passed, before = sum(step.wall for step in self.run.steps), self._hooks.seconds_before_steps
         is_much = before > _LEAST_EXTRA_SHARE * (before + passed) and passed < max(2 * before, _MOST_SECONDS_LOOKED)
         return is_much and not extra_work([step.own for step in self.run.steps])[1]
+
+    def _steps_in_words(self) -> str:
+        others = self._hooks.steps_of_others
+        # A second optimizer of the same loop takes one.
+        whose = f" of its first optimizer, and then {others} of others, which do not count" if others > 2 else ""
+        return f"{self.run.num_steps} steps{whose}"
 
     def _note_work_between(self, num_steps: int) -> bool:
         """Return whether some of the last steps, which were timed, have extra work.
