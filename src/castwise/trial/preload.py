@@ -30,8 +30,8 @@ def _without_torchao(name: str) -> Iterator[None]:
             utils: Any = importlib.import_module("transformers.utils")
             is_there = utils.is_torchao_available
             for module in (utils, utils.import_utils):
-                told = patch.object(module, "is_torchao_available", lambda *args: not is_importing and is_there(*args))
-                stack.enter_context(told)
+                told = lambda *args, **named: not is_importing and is_there(*args, **named)  # noqa: E731
+                stack.enter_context(patch.object(module, "is_torchao_available", told))
         yield
     is_importing.clear()
 

@@ -31,17 +31,16 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     Raises:
         TechniqueError: It is another optimizer, it has stepped, torchao is missing, or it does what torchao's cannot.
     """
-    kept, name, groups = type(optimizer), type(optimizer).__name__, optimizer.param_groups
-    if kept not in (Adam, AdamW):
+    replaced, name, groups = type(optimizer), type(optimizer).__name__, optimizer.param_groups
+    if replaced not in (Adam, AdamW):
         raise TechniqueError(f"{STATE}{kind} is for torch's Adam and AdamW; this is {name}")
-    are_decoupled = {kept is AdamW or bool(group.get("decoupled_weight_decay")) for group in groups}
+    are_decoupled = {replaced is AdamW or bool(group.get("decoupled_weight_decay")) for group in groups}
     block_size = 128 if kind == "4-bit" else 256
     weights = [weight.numel() for group in groups for weight in group["params"]]
     for why, is_so in (
         ("it has stepped", bool(optimizer.state)),
         ("it maximizes", any(group.get("maximize") for group in groups)),
         ("its steps are differentiable", any(group.get("differentiable") for group in groups)),
-        ("it has amsgrad, which torchao's has not", kind != "bf16" and any(group["amsgrad"] for group in groups)),
         ("its groups decay weights in two ways", len(are_decoupled) > 1),
         ("its step was replaced", "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")),
         ("none of its weights has 4,096 values or more", not any(n >= 4096 and n % block_size == 0 for n in weights)),
@@ -50,7 +49,7 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
             raise TechniqueError(f"{STATE}{kind} cannot change this {name}: {why}")
     vars(optimizer).pop("step", None)  # that of the former class, which a scheduler wrapped
     dropped = optimizer.defaults.keys() - {*_READ}
-    made: Any = _class_of(kind, kept)
+    made: Any = _class_of(kind, replaced)
     # Of the class, as copies of an optimizer have none of its attributes.
     made.block_size, made.bf16_stochastic_round, made.is_adamw = block_size, False, are_decoupled.pop()
     optimizer.__class__ = made
@@ -87,7 +86,7 @@ def state_written(optimizer: Optimizer) -> str:
     return "bf16" if torch.bfloat16 in dtypes and weights == {torch.float32} else ""
 
 
-def _class_of(kind: str, kept: type[Optimizer]) -> type[Optimizer]:
+def _class_of(kind: str, replaced: type[Optimizer]) -> type[Optimizer]:
     """Return the class of torchao's that keeps such a state; for `isinstance` it is also the one that it replaces."""
     try:
         from torchao.optim import adam  # takes a second, may be missing, and may be another version
@@ -98,7 +97,7 @@ def _class_of(kind: str, kept: type[Optimizer]) -> type[Optimizer]:
     for narrow in (adam.OptimState4bit, adam.OptimState8bit, adam.OptimStateFp8):
         _make_readable(narrow)
 
-    class AdamWithState(base, kept):  # type: ignore[misc, valid-type]
+    class AdamWithState(base, replaced):  # type: ignore[misc, valid-type]
         add_param_group = Optimizer.add_param_group  # torchao's makes a tensor of the rate
         __setstate__ = Optimizer.__setstate__
 
@@ -121,13 +120,13 @@ def _class_of(kind: str, kept: type[Optimizer]) -> type[Optimizer]:
             super().load_state_dict(state_dict)
             for weight, values in self.state.items():
                 for name in values.keys() - {"step"}:  # those of a plain Adam, or what torch made of the weights' type
-                    kept = self._new_buffer(weight, name == "exp_avg")
-                    if (type(kept), kept.dtype) != (type(values[name]), values[name].dtype):
-                        values[name] = kept.copy_(values[name])
+                    made = self._new_buffer(weight, name == "exp_avg")
+                    if (type(made), made.dtype) != (type(values[name]), values[name].dtype):
+                        values[name] = made.copy_(values[name])
 
     if kind == "bf16":
         AdamWithState._subclass_zeros = staticmethod(_bfloat16_zeros)
-    AdamWithState.__name__ = f"{kept.__name__} with a state in {kind}"
+    AdamWithState.__name__ = f"{replaced.__name__} with a state in {kind}"
     return AdamWithState
 
 
