@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -97,22 +98,27 @@ def _class_of(kind: str, replaced: type[Optimizer]) -> type[Optimizer]:
     for narrow in (adam.OptimState4bit, adam.OptimState8bit, adam.OptimStateFp8):
         _make_readable(narrow)
 
+    update = torch.compile(adam.single_param_adam, fullgraph=True, dynamic=False)
+
     class AdamWithState(base, replaced):  # type: ignore[misc, valid-type]
         add_param_group = Optimizer.add_param_group  # torchao's makes a tensor of the rate
         __setstate__ = Optimizer.__setstate__
 
         def step(self, closure: Callable[[], float] | None = None) -> float | None:
             self._opt_called = True
+            with torch.enable_grad():
+                loss = None if closure is None else closure()
             first = self.__dict__.setdefault("_first_numbers", {})
             written = [{name: group[name] for name in _NUMBERS} for group in self.param_groups]
             for index, group in enumerate(self.param_groups):
                 _keep_compiled(group, first.setdefault(index, []))
             try:
-                found: float | None = super().step(closure)
+                with patch.object(torch, "compile", lambda *_, **__: update):  # torchao calls it anew for each weight
+                    super().step()
             finally:
                 for group, numbers in zip(self.param_groups, written, strict=True):
                     group.update(numbers)
-            return found
+            return loss
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # with _opt_called, all that schedulers ask for
 
