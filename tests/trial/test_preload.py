@@ -116,6 +116,7 @@ def test_torchao_is_not_imported_before_the_fork_nor_for_other_precisions() -> N
         "convert_weights(torch.nn.Linear(16, 16), find_precision('bf16-mixed'))\n"
         "assert 'transformers.modeling_utils' in sys.modules and 'torchao' not in sys.modules\n"
         "assert utils.is_torchao_available(), 'a trial may use it'\n"
+        "assert utils.quantization_config.is_torchao_available(), 'a copy that was made before'\n"
     )
     environment = os.environ | {"CASTWISE_IMPORTS": "transformers.modeling_utils"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=PATIENCE_SECONDS)

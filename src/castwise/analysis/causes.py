@@ -697,8 +697,9 @@ def _recompilation(step: StepEvidence) -> Cause | None:
     timed = sum(block.num_steps for block in most.blocks)
     evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
     advice = "few sizes of batches, or mark_dynamic"
-    written = "" if step.trial.facts is None else step.trial.facts.optimizer
-    if step.share_of(*UPDATE) > 0.5 or re.match(r"\w*(8bit|4bit|Fp8)\(", written):  # torchao's compile their update
+    if step.share_of(*UPDATE) > 0.5 or re.match(
+        r"\w*(8bit|4bit|Fp8)\(", step.optimizer
+    ):  # torchao's compile their update
         advice = "tensors for the optimizer's numbers that a schedule changes; with OneCycleLR cycle_momentum=False"
     return Cause("recompilation", evidence, advice, most.compiled_share)
 
@@ -756,11 +757,10 @@ def _optimizer(step: StepEvidence) -> Cause | None:
         return None
     scales = " and loss scaling" if step.share_of("loss_scaling") else ""
     seen = f"{format_share(share)} of the step is the optimizer{scales}"
-    written = "" if step.trial.facts is None else step.trial.facts.optimizer
     operators = [each.operator for each in step.spent.kernels if each.kind == "optimizer"]
     is_fused = any(operator.startswith("aten::_fused_") for operator in operators)
-    is_torchs = not step.trial.spec.is_script or re.match(r"(Adam|AdamW|SGD|Adagrad)\(lr=", written) is not None
-    technique = step.technique("optimizer") if is_torchs and "fused=True" not in written else ""
+    is_torchs = not step.trial.spec.is_script or re.match(r"(Adam|AdamW|SGD|Adagrad)\(lr=", step.optimizer) is not None
+    technique = step.technique("optimizer") if is_torchs and "fused=True" not in step.optimizer else ""
     if technique and not is_fused:
         saved = max(0.0, share - step.least_share(2 * step.counted.update_bytes))
         return Cause("optimizer", seen, "a fused optimizer", saved, technique)

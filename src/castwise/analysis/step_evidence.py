@@ -121,6 +121,7 @@ class StepEvidence:
         self.counted = self.flops or StepFlops()  # nothing, where none were
         self.gpu = self.trial.environment.gpu_model
         self.precision = precision_of(self.trial)
+        self.optimizer = "" if self.trial.facts is None else self.trial.facts.optimizer  # its class and arguments
         self.on_cpu = self.trial.spec.device_type == "cpu"
         self.settings = set[str]() if self.on_cpu else {*self.spent.settings}
         self.slowed_by = " and ".join(sorted(self.settings - UNPRICED - {NO_CACHE}))  # that keep the GPU waiting

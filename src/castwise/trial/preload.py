@@ -29,11 +29,14 @@ def _without_torchao(name: str) -> Iterator[None]:
         if name.partition(".")[0] == "transformers":
             utils: Any = importlib.import_module("transformers.utils")
             is_there = utils.is_torchao_available
+
+            def is_told(*args: Any, **named: Any) -> bool:
+                return not is_importing and is_there(*args, **named)
+
             for module in (utils, utils.import_utils):
-                told = lambda *args, **named: not is_importing and is_there(*args, **named)  # noqa: E731
-                stack.enter_context(patch.object(module, "is_torchao_available", told))
+                stack.enter_context(patch.object(module, "is_torchao_available", is_told))
+            stack.callback(is_importing.clear)  # after an import that failed, too
         yield
-    is_importing.clear()
 
 
 def _as_for_a_script() -> AbstractContextManager[object]:

@@ -15,9 +15,10 @@ from castwise.registry.techniques import STATE
 
 # By what the state is kept in: torchao's optimizer. Source: torchao 0.18, torchao/optim/adam.py.
 _KINDS = {"8-bit": "Adam8bit", "4-bit": "Adam4bit", "fp8": "AdamFp8", "bf16": "_AdamBase"}
+# Of what torch's groups hold, by torchao's step: numbers, and all.
 _NUMBERS = ("lr", "weight_decay", "eps", "betas")
+_READ = (*_NUMBERS, "amsgrad")
 _BITS = re.compile(r"(8bit|4bit|fp8)", re.IGNORECASE)  # in the names of classes
-_READ = ("lr", "betas", "eps", "weight_decay", "amsgrad")  # of what torch's groups hold, by torchao's step
 
 
 def keep_state_in(optimizer: Optimizer, kind: str) -> None:
@@ -32,7 +33,8 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     Raises:
         TechniqueError: It is another optimizer, it has stepped, torchao is missing, or it does what torchao's cannot.
     """
-    replaced, name, groups = type(optimizer), type(optimizer).__name__, optimizer.param_groups
+    replaced, groups = type(optimizer), optimizer.param_groups
+    name = replaced.__name__
     if replaced not in (Adam, AdamW):
         raise TechniqueError(f"{STATE}{kind} is for torch's Adam and AdamW; this is {name}")
     are_decoupled = {replaced is AdamW or bool(group.get("decoupled_weight_decay")) for group in groups}
@@ -72,7 +74,7 @@ def state_written(optimizer: Optimizer) -> str:
     The names of classes tell, such as bitsandbytes' PagedAdamW8bit and torchao's AdamFp8, and after a step the state:
     transformers makes one of both by `optim="adamw_8bit"` and `"adamw_torch_8bit"`.
     """
-    if type(optimizer).__module__ == __name__:
+    if type(optimizer).__module__ == __name__:  # it is castwise's choice
         return ""
     kinds: list[type] = (
         [type(optimizer)] if type(optimizer).__module__.startswith(("bitsandbytes.", "torchao.")) else []
