@@ -322,8 +322,8 @@ def _without_repeats(options: RunOptions, script: UserWorkload, notes: list[str]
     """Return the options without the precisions that are the same as the script as it is written."""
     same = [name for name in options.precisions or () if name in script.same_precisions]
     if same:
-        verb = "is" if len(same) == 1 else "are"
-        notes.append(f"{' and '.join(same)} {verb} here the same as your script as written, which is measured once.")
+        verb = "computes" if len(same) == 1 else "compute"
+        notes.append(f"{' and '.join(same)} {verb} what your script computes as written. That is measured once.")
     return replace(options, precisions=tuple(name for name in options.precisions or () if name not in same))
 
 
