@@ -427,7 +427,7 @@ def test_planted_scripts_for_several_gpus_say_how_they_are_started(script: Path)
 def test_planted_scripts_run_on_two_ranks_of_a_cpu(script: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"TINY": "1", "CUDA_VISIBLE_DEVICES": ""}
-    # torch 2.15 aborts a rank that has ended its process group in about one of 200 runs. It then writes this line alone.
+    # torch 2.15 aborts a rank that has ended its process group in about one of 200 runs, and says no more than this.
     for _ in range(3):
         done = subprocess.run([*launcher, str(script)], env=environment, capture_output=True, text=True, check=False)
         if "terminate called without an active exception" not in done.stderr:

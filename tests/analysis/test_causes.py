@@ -809,12 +809,14 @@ def test_what_the_evidence_does_not_tell_is_named_with_the_command_that_does() -
     older = recorded("mlp-4096")["fp16-mixed"]  # whose profile does not tell when the host waited
     assert any("--techniques none,no-step-sync" in line for line in older.missing)
     own = last(step("fp16-mixed", {TENSOR: 75}, workload="own:Net", batch_size=16))
-    call = 'castwise.compare(..., precision="fp16-mixed", techniques="none,no-step-sync")'
+    call = 'castwise.compare(..., precision="fp16-mixed", batch_size=16, techniques="none,no-step-sync")'
     assert any(call in line for line in own.missing)
     named = diagnose(
         rows_of_steps([step("fp16-mixed", {TENSOR: 75}, workload="m.py:build")]), typed=TypedLine(("sub/m.py",))
     )
     assert any("`castwise run sub/m.py --precision fp16-mixed --batch" in line for line in named[-1].missing)
+    two = last(step("fp16-mixed", {TENSOR: 75}, world_size=2, parallelism="fsdp"))
+    assert any("--gpus 2 --parallelism fsdp --techniques none,no-step-sync" in line for line in two.missing)
     by_products = last(step(classes=FULL, profile=product(40, "align1", WORDS[0], (768, 30522)), products={}))
     assert not any("space-to-depth" in line for line in by_products.missing)  # which changes a convolution
 

@@ -230,7 +230,7 @@ def test_a_script_s_command_keeps_what_was_asked_for() -> None:
     named = {"workload": "python train.py --lr 1", "user_model": script}
     counted = {"protocol": fake_spec("fp32").protocol.model_copy(update={"num_steps": 50})}
     advice = advise(*(at(name, 1, **named, **counted) for name in ("as-written", "tf32")))
-    options = "--precision as-written,tf32 --within 1% --steps 50 --units-per-step 2240 --unit tokens"
+    options = "--precision as-written,tf32 --steps 50 --units-per-step 2240 --unit tokens --within 1%"
     assert advice.command == f"castwise run {options} -- python train.py --lr 1"
 
 

@@ -226,7 +226,9 @@ def test_the_answer_says_why_and_how_sure() -> None:
     assert sum("castwise run" in line for line in undecided) == 1
 
 
-@pytest.mark.parametrize(("workload", "command"), [("resnet50", "castwise why resnet50"), ("own:Net", "castwise.why")])
+@pytest.mark.parametrize(
+    ("workload", "command"), [("resnet50", "castwise why resnet50"), ("own:Net", "castwise.why(...)")]
+)
 def test_the_answer_says_why_it_is_no_faster_if_counters_show_it(workload: str, command: str) -> None:
     counters = GpuCounters(num_blocks=1, sm_share=0.3)
     trials = [fake_trial(fake_spec(precision, workload=workload)) for precision in ("fp32", "bf16-mixed")]

@@ -55,9 +55,8 @@ from castwise.registry.techniques import captures_graph, compiles, join
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.quantities import format_bytes, format_share
 from castwise.spec.trial import TrialSpec
-from castwise.spec.typed import TypedLine, advised_line
+from castwise.spec.typed import TypedLine, advised_line, measuring_options
 from castwise.spec.types import FINDING_UNUSED, IN_PYTHON, NO_CACHE, STARTING_COLLECTIVES, CauseName
-from castwise.spec.user_model import is_object
 
 CLASS_WORDS = {"elementwise": "element-wise", "layout_conversion": "layout conversion", "other": "other work"}
 _NEARLY_ALL = 0.75
@@ -122,15 +121,10 @@ class LeftOut:
 
 
 def _command(step: StepEvidence, technique: str) -> str:
-    """Return the command that measures what a technique brings, or the call for a Python session's objects."""
+    """Return the command that measures what a technique brings."""
     spec = step.trial.spec
     loops = ",".join((join(spec.techniques), join((*spec.techniques, technique))))
-    if is_object(spec.workload):
-        return f'castwise.compare(..., precision="{spec.precision}", techniques="{loops}")'
-    options = {"precision": spec.precision, "batch_size": spec.batch_size, "techniques": loops}
-    if spec.is_script:
-        del options["batch_size"]
-    return advised_line("run", spec.workload, options, step.typed)
+    return advised_line("run", spec.workload, measuring_options([spec]) | {"techniques": loops}, step.typed)
 
 
 def _no_hardware(step: StepEvidence) -> Cause | None:

@@ -1,6 +1,5 @@
 """Decide which loop to take, from ratios of rows and their intervals: one answer everywhere, as data and in words."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,12 +37,10 @@ from castwise.registry.precisions import (
     precision_row,
     why_emulated,
 )
-from castwise.registry.techniques import NONE, join, narrowing, rows_of
+from castwise.registry.techniques import join, narrowing, rows_of
 from castwise.spec.quantities import TOO_NOISY, format_interval, with_interval
 from castwise.spec.trial import TrialSpec
-from castwise.spec.typed import TypedLine, advised_line
-from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import is_object
+from castwise.spec.typed import TypedLine, advised_line, measuring_options
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement.
 WORTHWHILE = 1.03
@@ -207,7 +204,7 @@ def _answer(rows: list[Row], typed: TypedLine | None, judge: Judge) -> Advice:
         advice = replace(advice, command=_command(advice, typed))
     elif advice.decision == "take":
         advice = _with_code(advice)
-    ask = "castwise.why" if is_object(advice.workload) else advised_line("why", advice.workload, {}, typed)
+    ask = advised_line("why", advice.workload, {}, typed)
     written = next((row.trial for row in rows if row.precision == AS_WRITTEN), None)
     said = "" if written is None else written_in_words(written)
     advice = judge(replace(advice, sentence=_sentence(advice), written=said, limit=_limit(advice), ask=ask))
@@ -822,39 +819,8 @@ def _command(advice: Advice, typed: TypedLine | None) -> str:
         rows = beside + rows
     if min(len(row.trials) for row in rows) >= MOST_ROUNDS:
         return ""
-    spec, options = rows[0].trial.spec, _options([row.trial.spec for row in rows])
-    if is_object(spec.workload):
-        written = (f"{name}={json.dumps(value)}" for name, value in options.items())
-        return f"castwise.compare(..., {', '.join(written)})"
-    return advised_line("run", spec.workload, options, typed)
-
-
-def _options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
-    """Return the options, by keyword, that measure these configurations until ratios are known within 1 %."""
-    spec = specs[0]
-    script = spec.user_model if spec.is_script else None
-    # A loss scale goes to the precisions that scale their loss; if none does, to all.
-    scaling = [other for other in specs if precision_row(other.precision).loss_scale != "none"] or specs
-    scales = ",".join(dict.fromkeys(other.loss_scale for other in scaling))
-    in_setting: dict[str, tuple[str | int, str | int]] = {  # each with what needs no option
-        "batch_size": (spec.batch_size, 0),
-        "loss_scale": (scales, "" if any(other.changed_loss_scale for other in scaling) else scales),
-        "techniques": (",".join(dict.fromkeys(join(other.techniques) for other in specs)), NONE),
-        "gpus": (spec.world_size, 1),
-        "nodes_per_trial": (spec.num_nodes, 1),
-        "parallelism": (spec.parallelism.replace("ddp", "none"), "none"),
-        "device": (spec.device, "cuda:0"),
-        "data_set": (spec.data_set if spec.user_model is None else SYNTHETIC, SYNTHETIC),
-        "seed": (spec.seed, 0),
-    }
-    options: dict[str, str | int] = {"precision": ",".join(dict.fromkeys(other.precision for other in specs))}
-    named = in_setting if script is None else ("techniques",)
-    options |= {name: in_setting[name][0] for name in named if in_setting[name][0] != in_setting[name][1]}
-    options["within"] = "1%"
-    if script is not None:
-        asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
-        options |= {name: value for name, value in asked.items() if value is not None}
-    return options
+    options = measuring_options([row.trial.spec for row in rows]) | {"within": "1%"}
+    return advised_line("run", advice.workload, options, typed)
 
 
 def _keeps_float32(row: Row) -> bool:

@@ -4,12 +4,17 @@ Records name no folders and no secrets. What is printed after a run is pasted in
 folders.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from castwise.registry.precisions import precision_row
+from castwise.registry.techniques import NONE, join
 from castwise.spec.options import ParameterGrid, ScriptOptions, SharedOptions, StepOptions, options_of
-from castwise.spec.user_model import is_script, shown_name, without_secrets
+from castwise.spec.trial import TrialSpec
+from castwise.spec.types import SYNTHETIC
+from castwise.spec.user_model import is_object, is_script, shown_name, without_secrets
 
 # What an advised command sets itself, also instead of a plan; and `--again`, which forgets what was just measured.
 _REPLACED = {option.keyword for option in options_of(ParameterGrid)}
@@ -67,7 +72,11 @@ def advised_line(command: str, workload: str, options: Mapping[str, object], typ
     """Return a command line of castwise, with these options by keyword, that can be pasted.
 
     The workload is named as in records, or as it was typed, if that is at hand; other options that were typed are kept.
+    Of objects of a Python session it is a call.
     """
+    if is_object(workload):
+        written = [f"{name}={json.dumps(value)}" for name, value in options.items()]
+        return f"castwise.{'compare' if command == 'run' else command}({', '.join(['...', *written])})"
     kept = {} if typed is None else typed.kept(command)
     flagged = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
     for words in kept.values():
@@ -77,3 +86,30 @@ def advised_line(command: str, workload: str, options: Mapping[str, object], typ
     named = (typed or TypedLine()).words_of(workload)
     before, after = ([], ["--", *named]) if is_script(workload) else (named, [])
     return shlex.join(["castwise", command, *before, *flags, *after])
+
+
+def measuring_options(specs: Sequence[TrialSpec]) -> dict[str, str | int]:
+    """Return the options, by keyword, with which `castwise run` measures these configurations."""
+    spec = specs[0]
+    script = spec.user_model if spec.is_script else None
+    # A loss scale goes to the precisions that scale their loss; if none does, to all.
+    scaling = [other for other in specs if precision_row(other.precision).loss_scale != "none"] or specs
+    scales = ",".join(dict.fromkeys(other.loss_scale for other in scaling))
+    in_setting: dict[str, tuple[str | int, str | int]] = {  # each with what needs no option
+        "batch_size": (spec.batch_size, 0),
+        "loss_scale": (scales, "" if any(other.changed_loss_scale for other in scaling) else scales),
+        "techniques": (",".join(dict.fromkeys(join(other.techniques) for other in specs)), NONE),
+        "gpus": (spec.world_size, 1),
+        "nodes_per_trial": (spec.num_nodes, 1),
+        "parallelism": (spec.parallelism.replace("ddp", "none"), "none"),
+        "device": (spec.device, "cuda:0"),
+        "data_set": (spec.data_set if spec.user_model is None else SYNTHETIC, SYNTHETIC),
+        "seed": (spec.seed, 0),
+    }
+    options: dict[str, str | int] = {"precision": ",".join(dict.fromkeys(other.precision for other in specs))}
+    named = in_setting if script is None else ("techniques",)
+    options |= {name: in_setting[name][0] for name in named if in_setting[name][0] != in_setting[name][1]}
+    if script is not None:
+        asked = {"steps": spec.protocol.num_steps, "units_per_step": script.units_per_step, "unit": script.unit}
+        options |= {name: value for name, value in asked.items() if value is not None}
+    return options
