@@ -66,11 +66,12 @@ def facts(file, techniques):
             weight, optimizer = next(hooks.models[0].parameters()), hooks.stepped[0]
             found.update(
                 channels_last=weight.is_contiguous(memory_format=torch.channels_last) if weight.dim() == 4 else None,
-                fused=optimizer.defaults["fused"], foreach=optimizer.defaults["foreach"],
+                fused=optimizer.defaults.get("fused"), foreach=optimizer.defaults.get("foreach"),
                 workers=hooks.num_prefetched, compiled=len(compiled), searches=torch.backends.cudnn.benchmark,
                 wrapper={each: value
                     for each, value in getattr(hooks.models[0], "_get_ddp_logging_data", dict)().items()
                     if each in ("gradient_as_bucket_view", "static_graph", "comm_hook")},
+                **({"notes": hooks.techniques.notes} if hooks.techniques.notes else {}),
                 pinned=any(each.pin_memory for each in gc.get_objects() if isinstance(each, DataLoader)),
             )
         except Exception as error:
@@ -121,7 +122,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     narrow = folder / "narrow.py"
     made = "type('AdamW8bit', (torch.optim.AdamW,), {'__module__': 'bitsandbytes.optim.adamw'})"
     narrow.write_text(vectors.read_text().replace("torch.optim.AdamW", made))
-    jobs += [(narrow, ["adam-state-8-bit"])]
+    several = folder / "several.py"
+    small = "small = torch.optim.Adam([torch.zeros(8)])\noptimizer ="
+    several.write_text(vectors.read_text().replace("optimizer =", small, 1).replace("192, 2", "192, 64"))
+    jobs += [(file, ["adam-state-8-bit"]) for file in (narrow, vectors, several)]
     command = [sys.executable, "-c", _HOST, json.dumps([(str(file), names) for file, names in jobs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -157,7 +161,15 @@ def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
         (7, "ddp-buckets-100 finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
         (8, "bf16-all-reduce finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
         (9, "adam-state-8-bit finds nothing to do: the script steps AdamW8bit, which keeps its state in 8-bit already"),
+        (10, "adam-state-8-bit cannot change this AdamW: none of its weights has 4,096 values or more"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(found, job, words):
     assert found[job] == {"error": f"TechniqueError: {words}"}
+
+
+def test_of_several_optimizers_one_may_keep_a_plain_state(found):
+    (note,) = found[11]["notes"]
+    assert note == (
+        "adam-state-8-bit cannot change this Adam: none of its weights has 4,096 values or more. It keeps a plain state"
+    )

@@ -734,7 +734,7 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         if self._hooks.loss is None:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
-        self._notes += self._hooks.precision.notes
+        self._notes += self._hooks.precision.notes + self._hooks.techniques.notes
         seen = list(self._hooks.samples_seen.items())
         if self._script.units_per_step is None and len(seen) > 1 and not math.isclose(seen[0][1], seen[1][1]):
             (name, mean), (other, other_mean) = seen[:2]

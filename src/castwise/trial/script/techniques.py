@@ -29,6 +29,7 @@ class ScriptTechniques:
         self._names = names
         self._has_changed_loader = False
         self._has_state = False  # whether an optimizer keeps it in fewer bits
+        self._refusal: TechniqueError | None = None  # why another does not
         self._has_arguments = False  # whether the script gives an optimizer these itself
         if self.config.compile_mode is not None:
             check_compiler(device)
@@ -40,6 +41,11 @@ class ScriptTechniques:
             replaces(Adam, "__init__")(self._keep_state)  # as soon as one is made: schedulers keep its step
         if self.config.ddp_arguments or self.config.reduces_in_bf16:
             self._change_wrapper()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return that one of several optimizers stays as it is."""
+        return (f"{self._refusal}. It keeps a plain state",) if self._has_state and self._refusal else ()
 
     def _refuse(self, setting: str, why: str) -> None:
         name = next(row.name for row in rows_of(self._names) if setting in row.settings)
@@ -79,12 +85,17 @@ class ScriptTechniques:
         """Let an Adam keep its state in fewer bits, or an AdamW, which is made as one."""
         make(optimizer, *args, **kwargs)
         if type(optimizer) in (Adam, AdamW):
-            keep_state_in(optimizer, self.config.optimizer_state)
-            self._has_state = True
+            try:
+                keep_state_in(optimizer, self.config.optimizer_state)
+                self._has_state = True
+            except TechniqueError as error:
+                self._refusal = error
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that did not take the arguments."""
         if self.config.optimizer_state and not self._has_state:
+            if self._refusal is not None:
+                raise self._refusal
             written, is_adam = state_written(optimizer), isinstance(optimizer, Adam)
             why = "has code of its own beside torch's Adam" if is_adam else "is no Adam of torch's"
             why = f"keeps its state in {written} already" if written else why
