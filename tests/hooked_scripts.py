@@ -78,7 +78,7 @@ def run_asked(file: str, how: str, precision: str, answer: Path) -> None:
     amp, precision = (precision, "as-written") if how == "own" else ("", precision)
     arguments = ("--log", os.devnull, "--amp", amp, "--steps", "99") if amp else ()
     model = UserModel(kind="script", path=file, name="", arguments=arguments)
-    limit = HANG_SECONDS if Path(file).stem == "waits" else PATIENCE_SECONDS
+    limit = 4 * HANG_SECONDS if Path(file).stem == "waits" else PATIENCE_SECONDS
     num_steps = 7 if Path(file).stem == "functional" else 8  # in two blocks
     num_steps = None if Path(file).stem.startswith("ends-") else num_steps
     how, _, number = how.partition("-")

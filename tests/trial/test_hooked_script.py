@@ -1225,8 +1225,8 @@ for number in range(18):
         ("exits", "unsupported: exits.py ended with sys.exit(3) after optimizer step 1"),
         (
             "waits",
-            "unsupported: waiting for step 1 of waits.py, 2 s so far; it has started 'python -u child.py --lr 1' / "
-            "waits.py took no optimizer step within 5 s. It started 'python -u child.py --lr 1'. If that trains, name",
+            "unsupported: waiting for step 1 of waits.py, 10 s so far; it has started 'python -u child.py --lr 1' / "
+            "waits.py took no optimizer step within 20 s. It started 'python -u child.py --lr 1'. If that trains, name",
         ),
         (
             "starts-by-a-shell",
