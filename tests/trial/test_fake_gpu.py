@@ -87,6 +87,15 @@ def test_saved_activations_grow_with_the_batch_and_nothing_else_does(tmp_path: P
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
+def test_a_copy_of_a_model_and_its_statistics_is_traced(tmp_path: Path) -> None:
+    text = MODEL.replace("import torch\n", "import copy, torch\n", 1).replace(
+        "    batch =", "    model.append(copy.deepcopy(nn.BatchNorm1d(128)))\n    batch =", 1
+    )
+    found = traced(tmp_path, text, "fp32", BATCH)
+    assert not found.needs_values
+    assert found.batches[BATCH].weights_bytes == pytest.approx(WEIGHTS + 4 * 4 * HIDDEN, abs=1024)
+
+
 def test_a_step_that_needs_values_is_computed_on_the_cpu(tmp_path: Path) -> None:
     found = traced(tmp_path, BY_VALUE, "fp32", BATCH)
     assert "aten.nonzero" in found.needs_values or "aten.index" in found.needs_values

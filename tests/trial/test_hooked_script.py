@@ -271,6 +271,17 @@ raise ValueError(*Strategy().training_step(), *Strategy().test_step(), torch.is_
 """
 
 
+_SECOND = """
+other = torch.nn.Linear(3, 1)
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+for number in range(99):
+    step()
+    if WHEN:
+        other(torch.randn(5, 3)).sum().backward()
+        second.step()
+"""
+
+
 # It looks at a batch of the validation data, without `no_grad`, as CycleGAN's scripts do.
 _PREVIEWS = """
 data, validation = DataLoader(torch.randn(64, 3), batch_size=4), DataLoader(torch.randn(14, 3), batch_size=7)
@@ -932,6 +943,33 @@ with torch.no_grad():
     w(torch.randn(5, 3))
 raise ValueError(*seen, w.weight.grad.abs().sum().item() > 0)
 """,
+        "calls-a-part bf16-mixed": """
+part, seen = torch.nn.Linear(3, 3), []
+part.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+w = torch.nn.Sequential(part, torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(2):
+    (w(torch.randn(5, 3)).sum() + part(torch.randn(5, 3)).sum()).backward()
+    optimizer.step()
+raise ValueError(*seen)
+""",
+        "calls-by-functions bf16-mixed": """
+from torch.func import functional_call, grad
+seen, weights = [], dict(w.named_parameters())
+w.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+torch.vmap(lambda x: functional_call(w, weights, (x,)))(torch.zeros(4, 2, 3))
+seen.clear()
+def loss(weights): return functional_call(w, weights, (torch.ones(5, 3),)).float().sum()
+changes = grad(loss)(weights)
+loss({name: weight - changes[name] for name, weight in weights.items()}).backward()
+optimizer.step()
+raise ValueError(*seen)
+""",
+        "steps-twice-in-lightning bf16-mixed": _LIGHTNING.replace(
+            "    def validation_step(self):", "    def validation_step(self):\n        step()"
+        ),
+        "early-second bf16-mixed": _SECOND.replace("WHEN", "number % 5 == 4"),
+        "late-second bf16-mixed": _SECOND.replace("WHEN", "number == 36"),
         "in-phases as-written": """
 for _ in range(2): step()
 optimizer = torch.optim.Adam(w.parameters())
@@ -1475,6 +1513,11 @@ _EVALUATED = (
         ("evaluates-compiled-prepared bf16-mixed", _EVALUATED.format("bfloat16")),
         # Lightning's steps have it to their end.
         ("evaluates-lightning bf16-mixed", "(torch.bfloat16, True, torch.bfloat16, True, False)"),
+        # Nor does backward end it within a step.
+        ("steps-twice-in-lightning bf16-mixed", "(torch.bfloat16, True, torch.bfloat16, True, False)"),
+        # A part that is called by itself has it, and so has a model that torch.func calls.
+        ("calls-a-part bf16-mixed", f"({', '.join(['torch.bfloat16'] * 4)})"),
+        ("calls-by-functions bf16-mixed", "(torch.bfloat16, torch.bfloat16)"),
         # A module that is not trained has it in its forward pass.
         ("teacher bf16-mixed", "(torch.bfloat16, torch.float32, False)"),
         # So has one whose class has a call of its own, and one in a library's loop, if that may have autocast on.
@@ -1525,6 +1568,12 @@ def test_masters_from_outside_are_those_by_hand_after_the_first_step(answers, sc
     by_hand = losses_with_masters(dtype, factor, has_closure="closure" in script)
     assert list(map(float, found)) == by_hand
     assert (weight, norm, output) == (str(dtype), "torch.float32", "torch.float32")
+
+
+def test_warm_up_waits_for_the_first_step_of_each_optimizer(answers):
+    assert answers["early-second bf16-mixed"] == "8 steps, 0 skipped; "
+    note = "the first step of its SGD came after warm-up: what that trains stayed as written. Raise --warm-up"
+    assert answers["late-second bf16-mixed"] == f"8 steps, 0 skipped; {note}"
 
 
 def test_a_script_that_casts_to_16_bits_itself_is_noted_with_its_line(answers):

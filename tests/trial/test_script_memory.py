@@ -237,3 +237,17 @@ def test_a_script_that_asks_for_its_gpu_is_noted_with_the_line(trace: Trace) -> 
     said = "train.py:11 asks which GPU it has, and sees an H100, whatever --gpu names"
     assert trace(asking).notes == (said,)
     assert trace().notes == ()
+
+
+def test_a_script_without_a_loader_has_its_model_s_batch_and_its_lone_weights_are_no_masters(trace: Trace) -> None:
+    lone = SCRIPT.replace("optimizer = torch.optim.Adam(model.parameters())\n", "").replace(
+        "model.to(device)\n",
+        f"model.to(device)\nscale = nn.Parameter(torch.ones({WIDTH}, device=device))\n"
+        "optimizer = torch.optim.Adam([*model.parameters(), scale])\n",
+    )
+    lone = lone.replace(f"DataLoader(data, batch_size={BATCH}, pin_memory=True)", f"[data[:{BATCH}]] * 4")
+    lone = lone.replace("    assert inputs[1, 0]", "    0 and inputs[1, 0]").replace(
+        "output = model(", "output = scale * model("
+    )
+    parts = parts_of(trace(lone))
+    assert (parts.weights_bytes, parts.masters_bytes) == (WEIGHTS + 4 * WIDTH, 0)

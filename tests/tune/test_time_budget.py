@@ -1,6 +1,7 @@
 """Whether a session ends within what is left of the budget."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
@@ -33,6 +34,13 @@ def test_plain_loops_take_what_they_took() -> None:
     assert least_seconds(*[loop()] * 4) == 8
     assert least_seconds(*[loop()] * 4, final=[loop()] * 3) == 8 + 3 * 6
     assert least_seconds(*[loop()] * 4, process_seconds=0) == 0, "nothing is known before the first session"
+
+
+def test_a_slow_machine_tries_something_within_a_small_budget() -> None:
+    left = TimeLeft(63.0, 12.0)  # of 75 seconds
+    specs, final = [loop()] * 2, [loop()] * 3
+    assert not left.fits(specs, NOTHING, final)
+    assert replace(left, most_kept=37.5).fits(specs, NOTHING, final)
 
 
 def test_first_steps_are_guessed_before_any_was_measured() -> None:

@@ -178,7 +178,7 @@ def _sentence(runs: Runs, result: AccuracyResult) -> str:
 
 def _sooner(runs: Runs, other: str) -> str:
     if runs.gain is None:
-        return f"It does not reach {other}'s {runs.metric.name}, even less the margin."
+        return f"In this length it does not reach {other}'s {runs.metric.name}."
     # Without an interval, some of the runs alone do not reach it.
     interval = format_interval(runs.gain.value, runs.gain.low, runs.gain.high) if has_interval(runs.gain) else TOO_NOISY
     if interval == TOO_NOISY:

@@ -63,8 +63,9 @@ def framework_snippets(
             snippets.append(Snippet(name, ""))
             continue
         fitting = [code for code in codes if not code.optimizer or names_optimizer]
+        keeps = "..." if own is not None and framework.call.endswith("({})") else ""  # the script's other arguments
         arguments = [
-            framework.on_cpu if device_type == "cpu" else "",
+            keeps or (framework.on_cpu if device_type == "cpu" else ""),
             named,
             "" if clip is None else framework.clipping.format(clip),
             framework.accumulation.format(accumulate) if accumulate > 1 else "",

@@ -1,5 +1,6 @@
 """`castwise.apply`: a precision and techniques for a loop that the user writes, as trials have them."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -151,7 +152,8 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
     if row.float8_recipe and loop.compile_mode is None:
         raise UsageError(f"{precision} needs compile, without which FP8 is several times slower.")
     check_optimizer(optimizer, model, "castwise.apply")
-    if optimizer.state:
+    # Adagrad has its state from the start.
+    if any(values.get("step", 1) for values in optimizer.state.values()):
         raise UsageError(
             "The optimizer has stepped already. Call castwise.apply before its first step; a checkpoint goes into "
             "load_state_dict of what castwise.apply returns."
@@ -171,9 +173,15 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
-    """Raise UsageError if an optimizer steps no weight of the model, but those of a copy of it, for example."""
+    """Raise UsageError if an optimizer steps no weight of the model, or needs a closure, as LBFGS does."""
     if not isinstance(optimizer, Optimizer):
         return
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
         raise UsageError(f"The optimizer of {source} steps no weight of its model. Make it from model.parameters().")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__}, the optimizer of {source}, computes the loss in its step, by a closure. "
+            "castwise measures that in a script alone: castwise run -- python train.py"
+        )

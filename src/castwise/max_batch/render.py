@@ -332,8 +332,9 @@ def _limit_sentence(found: MaxBatch, largest: Trial, failing: Trial) -> str:
         return line
     rate = f"{format_rate(steady_metrics.throughput(knee))} {steady_metrics.unit_of(knee)}/s"
     held, most = steady_metrics.peak_allocated_bytes(knee), steady_metrics.peak_allocated_bytes(largest)
-    line += f" Batch {knee.spec.batch_size:,} is the smallest within 2 % of the best throughput measured ({rate})"
-    return line + (f", in {100 * held / most:.0f} % of the memory." if held and most else ".")
+    line += f" The smallest within 2 % of the best throughput is batch {knee.spec.batch_size:,}: {rate}"
+    share = f" in {100 * held / most:.0f} % of batch {largest.spec.batch_size:,}'s memory" if held and most else ""
+    return f"{line}{share}."
 
 
 def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:

@@ -71,6 +71,7 @@ def replaced() -> list[tuple[Any, str, Any]]:
         (torch, "compile", lambda function=None, **_: function),  # by which torchao's optimizers step
         (torch.nn.functional, "scaled_dot_product_attention", _attention),  # as nn.MultiheadAttention calls it
         (torch.utils, "swap_tensors", _adopt),
+        (fake_tensor.FakeTensor, "__deepcopy__", _copy),
         (torch.autograd, "_engine_run_backward", _run_backward),
         (torch.autograd.graph, "_engine_run_backward", _run_backward),
         (torch._C, "_current_graph_task_id", lambda: _Backward.task),  # one for what a checkpoint computes again
@@ -108,6 +109,13 @@ class _CpuGenerator(torch.Generator):
 def _adopt(old: Any, new: Any) -> None:
     """Change a module's weight in place: torch's own function refuses fake tensors, to which weak references exist."""
     old.data, old.fake_device = new.data, new.fake_device
+
+
+def _copy(tensor: Any, memo: dict[int, Any]) -> Any:
+    if id(tensor) not in memo:
+        made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if hasattr(tensor, "_is_param") else made
+    return memo[id(tensor)]
 
 
 class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]

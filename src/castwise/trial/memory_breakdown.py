@@ -247,9 +247,13 @@ def add_by_kind(storages: Storages, models: Iterable[nn.Module], optimizers: Ite
     stepped = [weight for optimizer in optimizers for weight in stepped_by(optimizer)]
     states = tree_tensors([state for optimizer in optimizers for state in optimizer.state.values()])
     kinds = {
-        _WEIGHTS: [*parameters, *(buffer for model in models for buffer in model.buffers())],
+        # A script may step weights of no module; masters are no parameters.
+        _WEIGHTS: [
+            *(weight for weight in (*parameters, *stepped) if isinstance(weight, nn.Parameter)),
+            *(buffer for model in models for buffer in model.buffers()),
+        ],
         _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
-        "masters": stepped,  # without masters these are the weights
+        "masters": stepped,
         "optimizer": [part for each in states for part in _parts_of(each)],
     }
     for kind, tensors in kinds.items():

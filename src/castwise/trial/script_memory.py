@@ -159,7 +159,6 @@ class _FakeGpu:
             (Tensor, "pin_memory", lambda tensor, *_: tensor),
             (Tensor, "record_stream", _answering(None)),
             (FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist()),
-            (FakeTensor, "__deepcopy__", _copy),
         ]
 
     def _telling(self, name: str, answer: Any) -> Callable[..., Any]:
@@ -317,10 +316,3 @@ def _adopt(old: Any, new: Any) -> None:
     old.__dict__ = kept
     torch._C._swap_tensor_impl(old, value)
     old.requires_grad_(needs_grad)
-
-
-def _copy(tensor: Any, memo: dict[int, Any]) -> Any:
-    if id(tensor) not in memo:
-        made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if hasattr(tensor, "_is_param") else made
-    return memo[id(tensor)]

@@ -169,10 +169,11 @@ def _about_the_fastest(result: TuningResult, winner: FlatRow) -> list[str]:
     if not result.was_compared:
         return [f"No change was compared with the plain loop{left}, {_name_and_rate(winner)}."]
     faster = speedup_words(result, winner)
-    early = {"budget": " found before the budget ended", "interrupted": " found before the interruption"}
+    early = {"budget": " before the budget ended", "interrupted": " before the interruption"}
     before = early[result.ending] + left if result.ending in early else ""
+    found = f" found{before}" if before else ""
     doubts = _doubts(result, result.winner)
-    which = f"What looks fastest{before} ({doubts})" if doubts and faster else f"The fastest loop{before}"
+    which = f"What looks fastest{found} ({doubts})" if doubts and faster else f"The fastest loop{found}"
     if key_of(result.winner) == key_of(result.start):
         which = f"No change was proven faster{before}. Keep the plain loop"
     disturbed = _disturbed(result)

@@ -79,7 +79,7 @@ class TuningSearch:
 
         def time_left() -> TimeLeft:
             seconds = -math.inf if is_interrupted else budget() - self.spent_seconds - (self.clock() - began)
-            return TimeLeft(seconds, process_seconds, is_short(measured.of(start)))
+            return TimeLeft(seconds, process_seconds, is_short(measured.of(start)), budget() / 2)
 
         left = time_left()
         steps = TuningSteps(self.space, measured.part(is_final=False), left).run()

@@ -1,5 +1,6 @@
 """Whether a session would end within the time that is left, by what sessions and first steps took so far."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,11 +35,12 @@ class TimeLeft:
     # Earlier sessions also loaded what a command loads once.
     process_seconds: float = 0.0
     is_short: bool = False  # whether the plain loop's step is short
+    most_kept: float = math.inf  # seconds for the final session: on a slow machine nothing would be tried else
 
     def fits(self, specs: Sequence[TrialSpec], measured: Measurements, final: Sequence[TrialSpec] = ()) -> bool:
         """Return whether a session of configurations would end in time, and the final session of others after it."""
         last = self.session_seconds(final, measured, is_repeated=True) if final else 0.0
-        return self.session_seconds(specs, measured) + FINAL_ROUNDS * last <= self.seconds
+        return self.session_seconds(specs, measured) + min(FINAL_ROUNDS * last, self.most_kept) <= self.seconds
 
     def session_seconds(
         self, specs: Sequence[TrialSpec], measured: Measurements, *, is_repeated: bool = False

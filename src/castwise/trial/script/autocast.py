@@ -64,6 +64,7 @@ class ScriptAutocast:
         self._region: Any = autocast_maker(row, device_type)()  # castwise's, entered and left time after time
         self._usual_dtype = torch.get_autocast_dtype(device_type)  # of the script's regions that name none
         self.is_on = False  # whether castwise's region is
+        self.is_held = False  # whether a framework's step is under way, which is in it from begin to end
         self.has_been_on = False  # whether anything has run in a region of either, with gradients
         self.has_own = False  # whether the script trains in regions of its own
         self._asked_dtype: torch.dtype | None = None  # what the script itself would compute in
@@ -105,7 +106,9 @@ class ScriptAutocast:
         return True
 
     def leave(self) -> bool:
-        """End castwise's region; return whether it was on."""
+        """End castwise's region, unless it is held; return whether it ended."""
+        if self.is_held:
+            return False
         was_on, self.is_on = self.is_on, False
         if was_on:
             self._region.__exit__(None, None, None)

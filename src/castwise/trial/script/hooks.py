@@ -21,6 +21,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -102,9 +103,11 @@ class ScriptHooks:
         self._known: set[int] = set()  # modules of the models, and others without weights
         self._always: WeakSet[nn.Module] = WeakSet()  # those with the precision in evaluations, too, and their parts
         self._around_prepared: WeakSet[nn.Module] = WeakSet()  # models with a part that Accelerate has prepared
+        self._parts: WeakSet[nn.Module] = WeakSet()  # of models, which the script also calls by themselves
         self._fed: WeakSet[nn.Module] = WeakSet()  # models whose outputs, but for a loss, losses were computed from
         self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
         self._is_looking = True
+        self._num_found = 0  # optimizers that had stepped by its end
         self._has_noted_loss = False
         self._has_backward = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
@@ -134,12 +137,26 @@ class ScriptHooks:
         replace_copies_in_libraries()
 
     @property
+    def waits_for_optimizer(self) -> bool:
+        """Return whether there are weights that an optimizer has and none has stepped, such as a generator's."""
+        stepped = set(map(id, weights_of(*self.stepped)))
+        return not stepped.issuperset(map(id, weights_of(*self.optimizers)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what the row's figures lack."""
+        late = ", ".join(type(optimizer).__name__ for optimizer in self.stepped[self._num_found :])
+        note = f"the first step of its {late} came after warm-up: what that trains stayed as written. Raise --warm-up"
+        is_changed = self.precision.row.name != AS_WRITTEN
+        return (*self.precision.notes, *self.techniques.notes, *([note] if late and is_changed else []))
+
+    @property
     def model(self) -> nn.Module:
         return self.models[0] if self.models else nn.Module()
 
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
-        self._is_looking = False
+        self._is_looking, self._num_found = False, len(self.stepped)
         self.precision.stop_checking()
         if num_graphs():
             return  # without hooks torch.compile compiles modules anew, and compiled ones have few calls
@@ -195,7 +212,10 @@ class ScriptHooks:
         is_scripted = isinstance(module, torch.jit.ScriptModule)  # by torch.jit: it takes no hooks of its own
         if is_scripted and any(module is model for model in self.models):
             self.enter_model(module, args)
-        if id(module) in self._known or self._is_elsewhere:
+        if self._is_elsewhere:
+            return
+        if id(module) in self._known:
+            self._find_part(module, args)
             return
         if next(module.parameters(), None) is None:
             self._take_without_weights(module, is_scripted=is_scripted)
@@ -221,6 +241,21 @@ class ScriptHooks:
             return self.enter_without_weights(module, args, kwargs) if is_first else None
         is_outermost = id(module) not in self._known or any(module is model for model in self.models)
         return self.precision.weights.widen_inputs(args, kwargs) if is_outermost else None
+
+    def _find_part(self, module: nn.Module, args: Any) -> None:
+        """Let a part of a model that the script calls by itself compute in autocast, as around all calls by hand."""
+        autocast = self.precision.autocast
+        if autocast.is_on or autocast.has_own or self.precision.row.autocast_dtype is None or self._around_prepared:
+            return
+        is_known = module in self._always or module in self._parts or any(module is model for model in self.models)
+        is_recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in its own autocast
+        takes_hooks = module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule)
+        if module.training and takes_hooks and not is_known and not is_recomputed and self._trains(module):
+            self.enter_model(module, args)
+            if self._left_with is module:
+                self._parts.add(module)
+                self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
+                self._model_hooks.append(module.register_forward_hook(_leave_model, always_call=True))
 
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
         """Hook a model that the script trains, and change it as the precision and the techniques want."""
@@ -255,8 +290,11 @@ class ScriptHooks:
 
     def _trains(self, module: nn.Module) -> bool:
         """Return whether an optimizer has weights of a module, which may be in evaluation mode for its norms."""
-        weights = {id(weight) for weight in module.parameters() if weight.requires_grad}
-        return torch.is_grad_enabled() and not weights.isdisjoint(map(id, weights_of(*self.optimizers)))
+        weights = list(module.parameters())
+        if not all(isinstance(weight, nn.Parameter) for weight in weights):  # `torch.func` calls it with others
+            return torch.is_grad_enabled()
+        trained = {id(weight) for weight in weights if weight.requires_grad}
+        return torch.is_grad_enabled() and not trained.isdisjoint(map(id, weights_of(*self.optimizers)))
 
     def _finds_optimizer(self, module: nn.Module) -> bool:
         """Return whether one that is none of torch.optim's has weights of a module; one may be made at any time."""
@@ -318,7 +356,8 @@ class ScriptHooks:
                 self._count(number, num_samples, num_values)
 
         outputs = [tensor for tensor in tree_tensors(output) if tensor.requires_grad]
-        if not outputs or any(map(is_functorch_wrapped_tensor, outputs)):
+        # Of these no hook is called.
+        if not outputs or any(isinstance(each, FakeTensor) or is_functorch_wrapped_tensor(each) for each in outputs):
             note()
         else:
             handles += [tensor.register_hook(note) for tensor in outputs]  # type: ignore[no-untyped-call]
@@ -368,6 +407,8 @@ class ScriptHooks:
     def _note_padding(self, batch: Any) -> None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
         tensors = tree_tensors(batch)
+        if any(map(is_functorch_wrapped_tensor, tensors)):  # their values decide nothing
+            return
         if isinstance(mask, Tensor) and mask.dim() == 2:
             num_values, num_padding = mask.numel(), mask.numel() - int(mask.count_nonzero())
         elif marked := next(((each.numel(), count) for each in tensors if (count := _num_masked(each))), None):
@@ -480,6 +521,8 @@ class ScriptHooks:
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1
+        if not self._is_looking and optimizer not in self.stepped and self.waits_for_optimizer:
+            self.stepped.append(optimizer)
         if is_first:
             self._take_back()
             self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
@@ -720,12 +763,14 @@ class ScriptHooks:
         return self._leave_after(module, functools.partial(call, module), args, kwargs)
 
     def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        has_begun = self.precision.autocast.enter()
+        autocast = self.precision.autocast
+        has_begun = autocast.is_held = autocast.enter()
         try:
             return step(*args, **kwargs)
         finally:
+            autocast.is_held = False
             if has_begun:
-                self.precision.autocast.leave()
+                autocast.leave()
 
 
 def _nothing() -> None: ...

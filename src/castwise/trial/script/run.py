@@ -70,6 +70,7 @@ _EXTRA_FACTORS = 30.0, 10.0, 3.0  # of the usual step's time: what is much longe
 _LEAST_RARE_FACTOR = 5.0  # of the usual step's time, if it comes less than three times; chosen here
 _LEAST_LONE_SHARE = 0.3  # of the timed steps' time, in one of them; chosen here
 _LEAST_DOUBTFUL_SHARE = 0.1  # of all time, of what may never come again; chosen here
+_MOST_STEPS_WAITED = 32  # until each of a script's optimizers has stepped; chosen here
 _NUM_FIRST_STEPS = 5  # that load libraries, search algorithms and compile
 _FEWEST_TIMED_STEPS = 20  # fewer do not tell what is usual
 _FEWEST_PERIODS, _LEAST_PERIODIC = 3, 0.8  # of work at regular distances, and the share of them that has it
@@ -542,7 +543,9 @@ class ScriptTrial:
                 [each for each, pair in zip(windows, pairs, strict=True) if pair[0] >= _LEAST_WINDOW]
             )
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
+            is_waiting = self._hooks.waits_for_optimizer and moments[-1].num_steps < _MOST_STEPS_WAITED
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
+            is_enough &= is_out_of_time or not is_waiting
             is_as_asked = is_enough and protocol.num_steps is not None
             if is_as_asked or (is_enough and (has_settled or is_out_of_time) and not self._waits_for_more_work()):
                 return None
@@ -734,7 +737,7 @@ class ScriptTrial:
         """Return everything measured, and stop the script unless it is profiled next."""
         if self._hooks.loss is None:
             self._notes.append("no loss is known, nor whether it diverges: the script never calls backward")
-        self._notes += self._hooks.precision.notes + self._hooks.techniques.notes
+        self._notes += self._hooks.notes
         seen = list(self._hooks.samples_seen.items())
         if self._script.units_per_step is None and len(seen) > 1 and not math.isclose(seen[0][1], seen[1][1]):
             (name, mean), (other, other_mean) = seen[:2]
