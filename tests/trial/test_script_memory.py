@@ -109,7 +109,7 @@ def test_a_script_that_saves_and_that_ends_if_its_loss_is_not_finite_goes_on(tra
 
 
 def test_a_shape_that_a_model_decides_is_refused_with_its_line(trace: Trace) -> None:
-    with pytest.raises(TrialFailedError, match=r"aten.nonzero.default needs values, .*train\.py:15"):
+    with pytest.raises(TrialFailedError, match=r"aten.nonzero.default needs values\. .*train\.py:15"):
         trace(with_lines("output = output[output[:, 0] > 0]"))
 
 
@@ -227,7 +227,8 @@ def test_packed_sequences_hold_what_padded_ones_do_and_their_rows(trace: Trace, 
 
 def test_a_script_that_trains_on_the_cpu_is_told_so_without_options_that_fits_lacks(trace: Trace) -> None:
     with pytest.raises(
-        TrialFailedError, match=r"train\.py trains on cpu, .* It sees a GPU: name the script's argument for it"
+        TrialFailedError,
+        match=r"train\.py trains on cpu, .* a GPU, which it sees. Give it its argument for that",
     ):
         trace(SCRIPT.replace('torch.device("cuda")', 'torch.device("cpu")'))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from castwise.records.schema import Facts, Trial
-from castwise.registry.frameworks import ANY_LOOP, FRAMEWORKS
+from castwise.registry.frameworks import ANY_LOOP, FRAMEWORKS, Framework
 from castwise.registry.precisions import (
     AS_WRITTEN,
     DEFAULT,
@@ -63,9 +63,8 @@ def framework_snippets(
             snippets.append(Snippet(name, ""))
             continue
         fitting = [code for code in codes if not code.optimizer or names_optimizer]
-        keeps = "..." if own is not None and framework.call.endswith("({})") else ""  # the script's other arguments
         arguments = [
-            keeps or (framework.on_cpu if device_type == "cpu" else ""),
+            _others(framework, device_type, is_of_script=own is not None),
             named,
             "" if clip is None else framework.clipping.format(clip),
             framework.accumulation.format(accumulate) if accumulate > 1 else "",
@@ -77,6 +76,13 @@ def framework_snippets(
         comment = _clipping_comment(name, row, clip, codes)
         snippets.append(Snippet(name, f"{first}; {line}{comment}" if first else f"{line}{comment}"))
     return tuple(snippets)
+
+
+def _others(framework: Framework, device_type: str, *, is_of_script: bool) -> str | None:
+    """Return the arguments that have nothing to do with the precision: a script has its own."""
+    if is_of_script and framework.call.endswith("({})"):
+        return "..."
+    return framework.on_cpu if device_type == "cpu" else ""
 
 
 def _named(name: str, row: Precision, device_type: str, facts: Facts | None) -> str | None:

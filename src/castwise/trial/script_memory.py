@@ -67,7 +67,7 @@ def trace_script(spec: TrialSpec, start: Callable[[ScriptRun], ScriptRun], note:
     except ERRORS as error:
         why = shortened(why_untraced(error)).rstrip(".")
         if isinstance(error, RuntimeError):  # others are the script's own
-            why += ", which takes a GPU. On one, castwise run shows the memory"
+            why += ". That needs a GPU: there, castwise run shows the memory"
         raise UsageError(why).with_traceback(error.__traceback__) from error
     return TracedMemory(
         batches={trial.run.samples_per_step or 1: parts.model_copy(update={"workspace_bytes": WORKSPACE_BYTES})},

@@ -504,10 +504,9 @@ class ScriptTrial:
         parameters = [parameter for model in hooks.models for parameter in model.parameters()]
         elsewhere = {parameter.device.type for parameter in parameters} - {spec.device_type}
         if elsewhere:
-            advice = "It sees a GPU: name" if self.run.is_traced else "Name another --device, or"
+            here = "a GPU, which it sees" if self.run.is_traced else f"{spec.device}, by --device"
             raise UsageError(
-                f"{self.run.name} trains on {elsewhere.pop()}, and the trial is for {spec.device}. {advice} the "
-                "script's argument for it."
+                f"{self.run.name} trains on {elsewhere.pop()}, and this is for {here}. Give it its argument for that."
             )
         if not parameters and spec.precision != AS_WRITTEN and not hooks.precision.autocast.has_been_on:
             if "deepspeed" in sys.modules:
@@ -518,8 +517,9 @@ class ScriptTrial:
                     f"{spec.precision} is {row.frameworks.deepspeed or none}: measure that as-written"
                 )
             raise UsageError(
-                f"{self.run.name} calls no torch.nn.Module that an optimizer has before its first step. If it makes "
-                "its optimizers in that step, as pyro does, write autocast around the loss: castwise changes its type."
+                f"{self.run.name} has no call of a torch.nn.Module in which castwise saw weights that an optimizer has. "
+                "If it makes its optimizers in their first step, as pyro does, write autocast around the loss: castwise "
+                "changes its type."
             )
         hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
