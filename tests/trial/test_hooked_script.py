@@ -1304,7 +1304,7 @@ for number in range(18):
         ("recomputes-in-amp bf16-mixed", "8 steps, 0 skipped; "),
         (
             "late-optimizer bf16-mixed",
-            "unsupported: late-optimizer.py has no call of a torch.nn.Module in which castwise saw weights that an optimizer has. If",
+            "unsupported: late-optimizer.py has no call of a torch.nn.Module in which castwise saw weights of an",
         ),
     ],
 )

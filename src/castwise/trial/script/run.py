@@ -517,9 +517,9 @@ class ScriptTrial:
                     f"{spec.precision} is {row.frameworks.deepspeed or none}: measure that as-written"
                 )
             raise UsageError(
-                f"{self.run.name} has no call of a torch.nn.Module in which castwise saw weights that an optimizer has. "
-                "If it makes its optimizers in their first step, as pyro does, write autocast around the loss: castwise "
-                "changes its type."
+                f"{self.run.name} has no call of a torch.nn.Module in which castwise saw weights of an optimizer. "
+                "If it makes its optimizers in their first step, as pyro does, write autocast around the loss: that "
+                "castwise changes."
             )
         hooks.precision.check_effect()
         hooks.precision.make_masters(hooks.models, hooks.stepped[0])
