@@ -107,7 +107,8 @@ class ScriptHooks:
         self._fed: WeakSet[nn.Module] = WeakSet()  # models whose outputs, but for a loss, losses were computed from
         self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
         self._is_looking = True
-        self._num_found = 0  # optimizers that had stepped by its end
+        self._known_late: WeakSet[Optimizer] = WeakSet()  # optimizers that first stepped after that
+        self._late: list[str] = []  # those of them that have weights which none had stepped
         self._has_noted_loss = False
         self._has_backward = False
         self._has_stepped = False  # whether an optimizer's own step has begun since a GradScaler's
@@ -139,16 +140,19 @@ class ScriptHooks:
     @property
     def waits_for_optimizer(self) -> bool:
         """Return whether there are weights that an optimizer has and none has stepped, such as a generator's."""
+        return self._have_more(*self.optimizers)
+
+    def _have_more(self, *optimizers: Optimizer) -> bool:
+        """Return whether optimizers have weights that none had stepped in warm-up."""
         stepped = set(map(id, weights_of(*self.stepped)))
-        return not stepped.issuperset(map(id, weights_of(*self.optimizers)))
+        return not stepped.issuperset(map(id, weights_of(*optimizers)))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the row's figures lack."""
-        late = ", ".join(type(optimizer).__name__ for optimizer in self.stepped[self._num_found :])
-        note = f"the first step of its {late} came after warm-up: what that trains stayed as written. Raise --warm-up"
-        is_changed = self.precision.row.name != AS_WRITTEN
-        return (*self.precision.notes, *self.techniques.notes, *([note] if late and is_changed else []))
+        late = [] if self.precision.row.name == AS_WRITTEN else self._late
+        note = "the first step of its {} came after warm-up: what that trains stayed as written. Raise --warm-up"
+        return (*self.precision.notes, *self.techniques.notes, *map(note.format, late))
 
     @property
     def model(self) -> nn.Module:
@@ -156,7 +160,7 @@ class ScriptHooks:
 
     def stop_looking(self) -> None:
         """Look for no further models and batches: it costs time in each module's call."""
-        self._is_looking, self._num_found = False, len(self.stepped)
+        self._is_looking = False
         self.precision.stop_checking()
         if num_graphs():
             return  # without hooks torch.compile compiles modules anew, and compiled ones have few calls
@@ -521,8 +525,9 @@ class ScriptHooks:
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1
-        if not self._is_looking and optimizer not in self.stepped and self.waits_for_optimizer:
-            self.stepped.append(optimizer)
+        if not self._is_looking and optimizer not in self.stepped and optimizer not in self._known_late:
+            self._late += [type(optimizer).__name__] if self._have_more(optimizer) else []
+            self._known_late.add(optimizer)
         if is_first:
             self._take_back()
             self.skipped_steps = self.skipped_steps + 1 if was_skipped else self.skipped_steps
