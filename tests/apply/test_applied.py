@@ -172,3 +172,24 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
     optimizer.step()
     with pytest.raises(UsageError, match="has stepped already"):
         castwise.apply(model, optimizer, precision="bf16-mixed")
+
+
+def test_a_state_from_the_start_is_no_step() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    applied = castwise.apply(model, optimizer, precision="bf16-master")
+    applied.backward(model(torch.ones(1, 2)).sum())
+    applied.step()
+    assert all(values["sum"].dtype is torch.float32 and values["sum"].any() for values in optimizer.state.values())
+
+
+def test_what_one_optimizer_cannot_do_is_refused_in_words() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match="LBFGS, the optimizer of castwise.apply, computes the loss in its step"):
+        castwise.apply(model, torch.optim.LBFGS(model.parameters()), precision="bf16-mixed")
+    optimizer: Any = [torch.optim.SGD(model.parameters())]
+    with pytest.raises(UsageError, match="takes one optimizer of torch"):
+        castwise.apply(model, optimizer, precision="bf16-mixed")
+    castwise.apply(model, optimizer[0], precision="bf16-master")
+    with pytest.raises(UsageError, match="have no float32 copies, which bf16-master steps"):
+        optimizer[0].add_param_group({"params": nn.Linear(2, 1).parameters()})

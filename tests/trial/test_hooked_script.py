@@ -953,6 +953,15 @@ for _ in range(2):
     optimizer.step()
 raise ValueError(*seen)
 """,
+        "calls-by-checkpoints bf16-mixed": """
+from torch.utils.checkpoint import checkpoint
+seen, x = [], torch.randn(5, 3, requires_grad=True)
+w.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+for is_reentrant in (False, False, True, True):
+    checkpoint(w, x, use_reentrant=is_reentrant).sum().backward()
+    optimizer.step()
+raise ValueError({*seen}, len(seen))
+""",
         "calls-by-functions bf16-mixed": """
 from torch.func import functional_call, grad
 seen, weights = [], dict(w.named_parameters())
@@ -1517,6 +1526,7 @@ _EVALUATED = (
         ("steps-twice-in-lightning bf16-mixed", "(torch.bfloat16, True, torch.bfloat16, True, False)"),
         # A part that is called by itself has it, and so has a model that torch.func calls.
         ("calls-a-part bf16-mixed", f"({', '.join(['torch.bfloat16'] * 4)})"),
+        ("calls-by-checkpoints bf16-mixed", "({torch.bfloat16}, 6)"),
         ("calls-by-functions bf16-mixed", "(torch.bfloat16, torch.bfloat16)"),
         # A module that is not trained has it in its forward pass.
         ("teacher bf16-mixed", "(torch.bfloat16, torch.float32, False)"),

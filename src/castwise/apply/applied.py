@@ -151,6 +151,10 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
     loop = step_config_of(names)
     if row.float8_recipe and loop.compile_mode is None:
         raise UsageError(f"{precision} needs compile, without which FP8 is several times slower.")
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            "castwise.apply takes one optimizer of torch. Of several, call it for each, with what that trains."
+        )
     check_optimizer(optimizer, model, "castwise.apply")
     # Adagrad has its state from the start.
     if any(values.get("step", 1) for values in optimizer.state.values()):
@@ -164,6 +168,11 @@ def apply(model: nn.Module, optimizer: Optimizer, *, precision: str, techniques:
         set_as_wanted(optimizer, loop, device, may_skip=is_dynamic(row.loss_scale))
         return optimizer
 
+    def refuse(_: Any) -> None:
+        raise UsageError(f"Weights that come after castwise.apply have no float32 copies, which {row.name} steps.")
+
+    if row.steps_copies:
+        optimizer.add_param_group = refuse  # type: ignore[assignment, method-assign]
     set_switches(row, loop)
     applied = Applied(model, row, adopt, loss_scale=row.loss_scale, device=device, loop=loop)
     prepare_inputs(model, loop)

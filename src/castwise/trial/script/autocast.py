@@ -95,7 +95,8 @@ class ScriptAutocast:
             dtype = torch.get_autocast_dtype(self._device_type)
             if dtype in HALVES and dtype is not self._dtype:
                 raise TechniqueError(f"{calling_line()} runs in autocast that was switched on without torch.autocast")
-            self.has_own |= torch.is_grad_enabled()
+            # In backward a checkpoint computes again, in castwise's own.
+            self.has_own |= torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
             self.has_been_on |= torch.is_grad_enabled()
             return False
         if self.is_on or self.has_own or self._num_islands or self._dtype is None:

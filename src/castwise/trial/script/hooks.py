@@ -135,6 +135,7 @@ class ScriptHooks:
         self._note_losses()
         self._replace_methods()
         self._follow_fabric()
+        replaces(torch.utils.checkpoint, "checkpoint")(_run_checkpoint)
         replace_copies_in_libraries()
 
     @property
@@ -246,6 +247,20 @@ class ScriptHooks:
         is_outermost = id(module) not in self._known or any(module is model for model in self.models)
         return self.precision.weights.widen_inputs(args, kwargs) if is_outermost else None
 
+    def _run_checkpoint(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a checkpoint in castwise's autocast: it computes again in what was around it, not within."""
+        has_prepared = any(map(_is_prepared, self.models))
+        if self.precision.row.autocast_dtype is None or not torch.is_grad_enabled() or has_prepared:
+            return compute(*args, **kwargs)
+        has_begun = self.precision.autocast.enter()
+        try:
+            output = compute(*args, **kwargs)
+        finally:
+            if has_begun:
+                self.precision.autocast.leave()
+        wide = tree_map_tensors(lambda each: each.float() if each.dtype in HALVES else each, output)
+        return wide if has_begun else output
+
     def _find_part(self, module: nn.Module, args: Any) -> None:
         """Let a part of a model that the script calls by itself compute in autocast, as around all calls by hand."""
         autocast = self.precision.autocast
@@ -254,7 +269,7 @@ class ScriptHooks:
         is_known = module in self._always or module in self._parts or any(module is model for model in self.models)
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in its own autocast
         takes_hooks = module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule)
-        if module.training and takes_hooks and not is_known and not is_recomputed and self._trains(module):
+        if module.training and takes_hooks and not is_known and not is_recomputed:
             self.enter_model(module, args)
             if self._left_with is module:
                 self._parts.add(module)
@@ -345,8 +360,9 @@ class ScriptHooks:
             return
         args = self._inputs.pop(number)
         tensors, num_samples = tree_tensors(args), _num_samples_of_call(args)
-        num_values, key = sum(tensor.numel() for tensor in tensors), (number, id(tensors[0]) if tensors else 0)
-        first = ref(tensors[0]) if tensors else _nothing  # an output that stays would keep it
+        given = getattr(tensors[0], "castwise_source", tensors[0]) if tensors else None  # Fabric casts it in each call
+        num_values, key = sum(tensor.numel() for tensor in tensors), (number, 0 if given is None else id(given))
+        first = _nothing if given is None else ref(given)  # an output that stays would keep it
         if self._is_looking and not self.uses_loader and not number:
             self._note_padding(args)
         handles = list[RemovableHandle]()
@@ -734,7 +750,11 @@ class ScriptHooks:
                 return data if wanted is None else tree_map_tensors(narrow, data)
 
         def narrow(tensor: Tensor) -> Tensor:
-            return tensor.to(wanted) if tensor.is_floating_point() else tensor
+            if not tensor.is_floating_point() or tensor.dtype is wanted:
+                return tensor
+            cast = tensor.to(wanted)
+            cast.castwise_source = tensor  # type: ignore[attr-defined]
+            return cast
 
         for library in ("lightning.fabric", "lightning_fabric") if row.name != AS_WRITTEN else ():
             for name, kind in (("precision", "Precision"), ("amp", "MixedPrecision")):
@@ -784,6 +804,11 @@ def _nothing() -> None: ...
 def _has(calls: _Calls, key: tuple[int, int], first: Tensor | None) -> bool:
     """Return whether a model was called with a tensor: an id may be another one's by now."""
     return first is not None and key in calls and calls[key][0]() is first
+
+
+def _run_checkpoint(compute: Any, *args: Any, **kwargs: Any) -> Any:
+    run = compute if torch.compiler.is_compiling() else functools.partial(_installed[0]._run_checkpoint, compute)
+    return run(*args, **kwargs)
 
 
 def _compute_loss(loss: Any, *args: Any, **kwargs: Any) -> Any:

@@ -502,7 +502,7 @@ class ScriptTrial:
         if self._script.digest not in ("", self.run.digest):
             raise UsageError(f"{self.run.name} was changed while it was being measured. Run castwise again.")
         parameters = [parameter for model in hooks.models for parameter in model.parameters()]
-        elsewhere = {parameter.device.type for parameter in parameters} - {spec.device_type}
+        elsewhere = {parameter.device.type for parameter in parameters} - {spec.device_type, "meta"}
         if elsewhere:
             here = "a GPU, which it sees" if self.run.is_traced else f"{spec.device}, by --device"
             raise UsageError(
