@@ -185,7 +185,7 @@ def test_a_state_from_the_start_is_no_step() -> None:
 
 def test_what_one_optimizer_cannot_do_is_refused_in_words() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(UsageError, match="LBFGS, the optimizer of castwise.apply, computes the loss in its step"):
+    with pytest.raises(UsageError, match=r"LBFGS, the optimizer of castwise\.apply, computes the loss in its step"):
         castwise.apply(model, torch.optim.LBFGS(model.parameters()), precision="bf16-mixed")
     optimizer: Any = [torch.optim.SGD(model.parameters())]
     with pytest.raises(UsageError, match="takes one optimizer of torch"):

@@ -951,6 +951,8 @@ optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
 for _ in range(2):
     (w(torch.randn(5, 3)).sum() + part(torch.randn(5, 3)).sum()).backward()
     optimizer.step()
+part.requires_grad_(False)  # as a discriminator's is while the generator is trained
+part(torch.randn(5, 3))
 raise ValueError(*seen)
 """,
         "calls-by-checkpoints bf16-mixed": """
@@ -1525,7 +1527,7 @@ _EVALUATED = (
         # Nor does backward end it within a step.
         ("steps-twice-in-lightning bf16-mixed", "(torch.bfloat16, True, torch.bfloat16, True, False)"),
         # A part that is called by itself has it, and so has a model that torch.func calls.
-        ("calls-a-part bf16-mixed", f"({', '.join(['torch.bfloat16'] * 4)})"),
+        ("calls-a-part bf16-mixed", f"({', '.join(['torch.bfloat16'] * 5)})"),
         ("calls-by-checkpoints bf16-mixed", "({torch.bfloat16}, 6)"),
         ("calls-by-functions bf16-mixed", "(torch.bfloat16, torch.bfloat16)"),
         # A module that is not trained has it in its forward pass.
