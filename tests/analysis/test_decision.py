@@ -303,6 +303,14 @@ def test_a_disturbed_machine_weakens_the_words() -> None:
     assert "bf16-mixed looks faster (busy CPU)" in advice.sentence
 
 
+@pytest.mark.parametrize(("num_blocks", "decision"), [(1, "undecided"), (6, "take")])
+def test_one_block_of_a_busy_machine_shows_nothing(num_blocks: int, decision: str) -> None:
+    busy = {"readings": (fake_reading(cpu_pressure=0.9),) * num_blocks}
+    both = [at(name, speed, device="cpu").model_copy(update=busy) for name, speed in (("fp32", 1), ("tf32", 15))]
+    ranks = [(trial.ranks[0].model_copy(update={"blocks": trial.ranks[0].blocks[:num_blocks]}),) for trial in both]
+    assert once(*(t.model_copy(update={"ranks": r}) for t, r in zip(both, ranks, strict=True))).decision == decision
+
+
 def test_one_process_shows_nothing_beside_a_baseline_that_was_once_as_fast() -> None:
     twice = rounds(FP32, at("bf16-mixed", 2.1), gains=(1.0,))
     assert advise(*twice).decision == "take"

@@ -772,6 +772,9 @@ def _blocks_beside(
         low, high = share * min(before) / max(after), share * max(before) / min(after)
         return list(baselines), Estimate(ratio.value, low, high, 1)
     beside = [other for other in baselines if other.session_id == trial.session_id is not None]
+    # One block of a busy machine may be long since another program kept it waiting.
+    if beside and min(len(block_means(each)) for each in (*beside, trial)) < 2 and doubts_of([*beside, trial]):
+        return [], None
     return beside, session_speedup_estimate(beside, [trial])
 
 

@@ -472,6 +472,10 @@ class ScriptTrial:
         assert self.run.hooks is not None, "the script has begun"
         return self.run.hooks
 
+    @property
+    def _longer(self) -> str:
+        return f"Let it train {'with the first ' if self._hooks.steps_of_others > 2 else ''}for longer"
+
     def _shorter(self, advice: str) -> str:
         if self._spec.protocol.num_steps is not None:
             return f", or {advice}"
@@ -557,8 +561,8 @@ class ScriptTrial:
         self._warm_up = moments
         if len(moments) < 2 or (self.run.ending is not None and not self._timed_in_warm_up()):
             raise UsageError(
-                f"{self.run.name} took {self._steps_in_words()}: too few to time any after warm-up. Let it "
-                f"train for longer{self._shorter('shorten --warm-up')}."
+                f"{self.run.name} took {self._steps_in_words()}: too few to time any after warm-up. "
+                f"{self._longer}{self._shorter('shorten --warm-up')}."
             )
         first, last = moments[max(0, len(moments) - 1 - SETTLED_WINDOWS)], moments[-1]
         if extra_work([step.own for step in self.run.steps])[1]:
@@ -623,7 +627,7 @@ class ScriptTrial:
         elif len(moments) < 2:
             raise UsageError(
                 f"{self.run.name} took {self._steps_in_words()}, and ended, or its time was up, before any block of "
-                f"them was timed. Let it train for longer{self._shorter('take fewer --steps')}."
+                f"them was timed. {self._longer}{self._shorter('take fewer --steps')}."
             )
         elif len(moments) <= len(lengths):
             self._notes.append(
