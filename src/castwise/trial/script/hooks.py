@@ -267,6 +267,7 @@ class ScriptHooks:
         if autocast.is_on or autocast.has_own or self.precision.row.autocast_dtype is None or self._around_prepared:
             return
         is_known = module in self._always or module in self._parts or any(module is model for model in self.models)
+        is_known |= next(module.parameters(), None) is None  # such as a loss: `enter_without_weights`
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in its own autocast
         takes_hooks = module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule)
         if module.training and takes_hooks and not is_known and not is_recomputed:
