@@ -691,9 +691,8 @@ def _recompilation(step: StepEvidence) -> Cause | None:
     timed = sum(block.num_steps for block in most.blocks)
     evidence = f"torch.compile compiled in {most.compiled_steps} of {timed} timed steps"
     advice = "few sizes of batches, or mark_dynamic"
-    if step.share_of(*UPDATE) > 0.5 or re.match(
-        r"\w*(8bit|4bit|Fp8)\(", step.optimizer
-    ):  # torchao's compile their update
+    # torchao's compile their update.
+    if step.share_of(*UPDATE) > 0.5 or re.match(r"\w*(8bit|4bit|Fp8)\(", step.optimizer):
         advice = "tensors for the optimizer's numbers that a schedule changes; with OneCycleLR cycle_momentum=False"
     return Cause("recompilation", evidence, advice, most.compiled_share)
 

@@ -4,6 +4,8 @@ import functools
 import inspect
 import linecache
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from traceback import walk_stack
 from types import CodeType
@@ -106,6 +108,18 @@ class ScriptAutocast:
         self.has_been_on |= torch.is_grad_enabled()
         return True
 
+    @contextmanager
+    def around(self, *, is_held: bool = False) -> Iterator[bool]:
+        """Surround what runs by castwise's region, unless it is on or the script decides; yield whether it began."""
+        has_begun = self.enter()
+        try:
+            self.is_held |= is_held and has_begun
+            yield has_begun
+        finally:
+            if has_begun:
+                self.is_held = False
+                self.leave()
+
     def leave(self) -> bool:
         """End castwise's region, unless it is held; return whether it ended."""
         if self.is_held:
@@ -175,6 +189,7 @@ class ScriptAutocast:
         if self._dtype is None:
             return False, made.made[1]
         if self.is_on and torch.is_grad_enabled() and made.is_scripts:
+            self.is_held = False
             self.leave()
             self.has_own = True
         self.has_been_on |= torch.is_grad_enabled()

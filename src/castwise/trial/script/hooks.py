@@ -135,16 +135,12 @@ class ScriptHooks:
         self._note_losses()
         self._replace_methods()
         self._follow_fabric()
-        replaces(torch.utils.checkpoint, "checkpoint")(_run_checkpoint)
+        if precision.row.autocast_dtype is not None:
+            replaces(torch.utils.checkpoint, "checkpoint")(_run_checkpoint)
         replace_copies_in_libraries()
 
-    @property
-    def waits_for_optimizer(self) -> bool:
-        """Return whether there are weights that an optimizer has and none has stepped, such as a generator's."""
-        return self._have_more(*self.optimizers)
-
-    def _have_more(self, *optimizers: Optimizer) -> bool:
-        """Return whether optimizers have weights that none had stepped in warm-up."""
+    def have_more(self, *optimizers: Optimizer) -> bool:
+        """Return whether optimizers have weights that none had stepped in warm-up, such as a generator's."""
         stepped = set(map(id, weights_of(*self.stepped)))
         return not stepped.issuperset(map(id, weights_of(*optimizers)))
 
@@ -249,15 +245,10 @@ class ScriptHooks:
 
     def _run_checkpoint(self, compute: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a checkpoint in castwise's autocast: it computes again in what was around it, not within."""
-        has_prepared = any(map(_is_prepared, self.models))
-        if self.precision.row.autocast_dtype is None or not torch.is_grad_enabled() or has_prepared:
+        if self.precision.autocast.is_on or not torch.is_grad_enabled() or any(map(_is_prepared, self.models)):
             return compute(*args, **kwargs)
-        has_begun = self.precision.autocast.enter()
-        try:
+        with self.precision.autocast.around() as has_begun:
             output = compute(*args, **kwargs)
-        finally:
-            if has_begun:
-                self.precision.autocast.leave()
         wide = tree_map_tensors(lambda each: each.float() if each.dtype in HALVES else each, output)
         return wide if has_begun else output
 
@@ -267,15 +258,18 @@ class ScriptHooks:
         if autocast.is_on or autocast.has_own or self.precision.row.autocast_dtype is None or self._around_prepared:
             return
         is_known = module in self._always or module in self._parts or any(module is model for model in self.models)
-        is_known |= next(module.parameters(), None) is None  # such as a loss: `enter_without_weights`
+        has_weights = next(module.parameters(), None) is not None  # else it is a loss: `enter_without_weights`
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in its own autocast
         takes_hooks = module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule)
-        if module.training and takes_hooks and not is_known and not is_recomputed:
+        if module.training and has_weights and takes_hooks and not is_known and not is_recomputed:
             self.enter_model(module, args)
             if self._left_with is module:
                 self._parts.add(module)
-                self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
-                self._model_hooks.append(module.register_forward_hook(_leave_model, always_call=True))
+                self._hook(module)
+
+    def _hook(self, module: nn.Module) -> None:
+        self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
+        self._model_hooks.append(module.register_forward_hook(_leave_model, always_call=True))
 
     def _take_model(self, module: nn.Module, *, is_scripted: bool) -> None:
         """Hook a model that the script trains, and change it as the precision and the techniques want."""
@@ -292,8 +286,7 @@ class ScriptHooks:
             self._input_hooks.append(hook)
         takes_hooks = module._compiled_call_impl is None  # else they would be compiled
         if takes_hooks:
-            self._model_hooks.append(module.register_forward_pre_hook(_enter_model, with_kwargs=True))
-            self._model_hooks.append(module.register_forward_hook(_leave_model, always_call=True))
+            self._hook(module)
         if takes_hooks and self.precision.row.name == AS_WRITTEN and _is_prepared(module):
             # Its parts are called in its own autocast, which `enter_model` notes.
             self._input_hooks += [part.register_forward_pre_hook(_enter_model) for part in module.children()]
@@ -478,12 +471,8 @@ class ScriptHooks:
         """Compute a loss of a model's outputs in castwise's autocast, as around both by hand."""
         if (computed := _in_16_bits(args, kwargs)) is None:
             return loss(*args, **kwargs)
-        has_begun = self.precision.autocast.enter()
-        try:
+        with self.precision.autocast.around():
             return loss(*computed[0], **computed[1])
-        finally:
-            if has_begun:
-                self.precision.autocast.leave()
 
     def _take_without_weights(self, module: nn.Module, *, is_scripted: bool) -> None:
         if not self.models:
@@ -543,7 +532,7 @@ class ScriptHooks:
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1
         if not self._is_looking and optimizer not in self.stepped and optimizer not in self._known_late:
-            self._late += [type(optimizer).__name__] if self._have_more(optimizer) else []
+            self._late += [type(optimizer).__name__] if self.have_more(optimizer) else []
             self._known_late.add(optimizer)
         if is_first:
             self._take_back()
@@ -789,14 +778,8 @@ class ScriptHooks:
         return self._leave_after(module, functools.partial(call, module), args, kwargs)
 
     def _run_in_precision(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        autocast = self.precision.autocast
-        has_begun = autocast.is_held = autocast.enter()
-        try:
+        with self.precision.autocast.around(is_held=True):
             return step(*args, **kwargs)
-        finally:
-            autocast.is_held = False
-            if has_begun:
-                autocast.leave()
 
 
 def _nothing() -> None: ...

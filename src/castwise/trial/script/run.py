@@ -547,9 +547,9 @@ class ScriptTrial:
                 [each for each, pair in zip(windows, pairs, strict=True) if pair[0] >= _LEAST_WINDOW]
             )
             is_out_of_time = time.perf_counter() - started >= protocol.warm_up_seconds
-            is_waiting = self._hooks.waits_for_optimizer and moments[-1].num_steps < _MOST_STEPS_WAITED
+            hooks, is_soon = self._hooks, moments[-1].num_steps < _MOST_STEPS_WAITED
             is_enough = moments[-1].num_steps >= protocol.warm_up_steps and bool(windows)
-            is_enough &= is_out_of_time or not is_waiting
+            is_enough &= is_out_of_time or not (is_soon and hooks.have_more(*hooks.optimizers))
             is_as_asked = is_enough and protocol.num_steps is not None
             if is_as_asked or (is_enough and (has_settled or is_out_of_time) and not self._waits_for_more_work()):
                 return None
