@@ -161,7 +161,7 @@ class WatchedSession(NoisySession):
 
 
 @pytest.mark.parametrize(
-    ("techniques", "world_size", "alone"),
+    ("techniques", "num_nodes", "alone"),
     [
         ("cudnn-search", 1, False),
         ("cudnn-search", 2, True),
@@ -172,10 +172,10 @@ class WatchedSession(NoisySession):
     ],
 )
 def test_set_up_alone_if_kernels_are_timed_without_the_devices_lock(
-    techniques: str, world_size: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+    techniques: str, num_nodes: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WatchedSession, "most_at_once", 0)
-    update = {"techniques": (techniques,), "world_size": world_size}
+    update = {"techniques": (techniques,), "world_size": 2, "num_nodes": num_nodes}
     compare(Noisy(session_class=WatchedSession), [spec.model_copy(update=update) for spec in configurations()])
     assert (WatchedSession.most_at_once == 1) is alone
 
@@ -634,7 +634,7 @@ def test_a_baseline_is_not_timed_again_if_no_time_is_left_for_the_others(
 
 
 @pytest.mark.parametrize(
-    ("techniques", "num_gpus", "expected"),
+    ("techniques", "num_nodes", "expected"),
     [
         (("compile",), 2, ["one by one", "together"]),
         (("compile",), 1, ["together", "together"]),
@@ -644,7 +644,7 @@ def test_a_baseline_is_not_timed_again_if_no_time_is_left_for_the_others(
     ],
 )
 def test_what_a_compiler_chose_in_the_first_round_is_not_timed_in_the_next(
-    monkeypatch: pytest.MonkeyPatch, techniques: tuple[str, ...], num_gpus: int, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch, techniques: tuple[str, ...], num_nodes: int, expected: list[str]
 ) -> None:
     orders: list[str] = []
 
@@ -653,8 +653,8 @@ def test_what_a_compiler_chose_in_the_first_round_is_not_timed_in_the_next(
         return InterleavedSession(*arguments, **known)
 
     monkeypatch.setattr("castwise.orchestrator.rounds.InterleavedSession", session)
-    on_gpus = {"techniques": techniques, "world_size": num_gpus, "parallelism": "ddp" if num_gpus > 1 else "none"}
-    made = FakeEngine(exclusive=False, environment=fake_environment(num_gpus=num_gpus))
+    on_gpus = {"techniques": techniques, "world_size": 2, "parallelism": "ddp", "num_nodes": num_nodes}
+    made = FakeEngine(exclusive=False, environment=fake_environment(num_gpus=2))
     compare(made, [spec.model_copy(update=on_gpus) for spec in configurations()])
     assert orders[:2] == expected
 

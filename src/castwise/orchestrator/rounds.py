@@ -347,16 +347,16 @@ class Rounds:
         return self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
 
     def _times_kernels(self, spec: TrialSpec) -> bool:
-        """Return whether a configuration's set-up times kernels without holding the device's lock.
+        """Return whether a configuration's set-up times kernels without holding the devices' lock.
 
-        One that times kernels takes the lock by itself, unless it does so within a compilation, or on several devices.
+        One that times kernels takes the lock by itself, unless it does so within a compilation, or on several machines.
         What Inductor has chosen, later processes load.
         """
         names = spec.techniques
         if times_kernels_while_compiling(names):
             return True
         chooses = searches_kernels(names) or (times_kernels(names) and spec.configuration not in self._compiled)
-        return chooses and not spec.may_hold_device_alone
+        return chooses and not spec.may_hold_devices_alone
 
     def _note_seconds(self, group: list[TrialSpec], seconds: float) -> None:
         self.session_seconds = min(self.session_seconds or seconds, seconds)

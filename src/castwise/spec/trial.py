@@ -176,9 +176,9 @@ class TrialSpec(FrozenModel):
         return self.batch_size * self.world_size // self.num_processes
 
     @property
-    def may_hold_device_alone(self) -> bool:
-        """Return whether its process may make others wait: those on several devices could wait forever."""
-        return self.world_size == 1
+    def may_hold_devices_alone(self) -> bool:
+        """Return whether its processes may make others wait: those of several machines could wait forever."""
+        return self.num_nodes == 1
 
     @property
     def changed_loss_scale(self) -> str:

@@ -1,4 +1,4 @@
-"""A lock on the device while trials are set up in parallel: one that times kernels needs it for itself.
+"""A lock on the devices while trials are set up in parallel: one that times kernels needs them for itself.
 
 cuDNN's search and Inductor keep the kernel that was fastest when they tried it, which another trial's work would
 change. Compiling, which is most of such a first step, is the host's work and needs no lock.
@@ -6,9 +6,10 @@ change. Compiling, which is most of such a first step, is the host's work and ne
 
 import contextlib
 import fcntl
-import os
+import random
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -28,17 +29,17 @@ _FILE = _make_file()
 
 
 class DeviceLock:
-    """A lock on the file: exclusive (`alone`) for a trial that times kernels, shared for the others."""
+    """A lock that all ranks of a trial hold together, or else all trials that do not time kernels.
 
-    def __init__(self, *, alone: bool) -> None:
-        self._kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-        self._descriptor: int | None = None
+    Ranks wait for each other in a step. If each had a lock of its own device, two trials could wait forever, each for
+    a device of the other.
+    """
+
+    def __init__(self, trial: str | None) -> None:
+        """Take no lock yet: `trial` names one that times kernels."""
+        self._byte = 1 if trial is None else 2 + zlib.crc32(trial.encode())  # of the file, that its processes lock
         self.waited_seconds = self.compile_seconds = 0.0
         self.compiled_graphs = self.loaded_graphs = 0  # by Inductor, the latter from its cache on disk
-        if _FILE is not None:
-            with contextlib.suppress(OSError):  # without /proc there is no lock
-                # Opened anew: a lock belongs to what was opened, and forked processes share that.
-                self._descriptor = os.open(f"/proc/self/fd/{_FILE.fileno()}", os.O_RDWR)
 
     def acquire(self) -> None:
         """Wait for the lock, for two minutes at most."""
@@ -46,39 +47,41 @@ class DeviceLock:
             return
         began = time.perf_counter()
         while time.perf_counter() - began < _MAX_WAIT_SECONDS:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS * (1 + random.random()))  # two that try at once both fail
             if self.try_acquire():
                 break
         self.waited_seconds += time.perf_counter() - began
 
     def try_acquire(self) -> bool:
         """Return whether the lock was free, or there is no lock file."""
-        if self._descriptor is None:
+        if _FILE is None:
             return True
+        others = (self._byte, 0), (0, self._byte + 1)  # length and start of what is before its byte, and after
         try:
-            fcntl.flock(self._descriptor, self._kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(_FILE, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._byte)
+            for length, start in others:
+                fcntl.lockf(_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+        except (BlockingIOError, PermissionError):
+            self.release()
             return False
         except OSError:  # a file system that has no locks
-            self.close()
+            return True
+        for length, start in others:  # nobody is there
+            fcntl.lockf(_FILE, fcntl.LOCK_UN, length, start)
         return True
 
     def release(self) -> None:
-        if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if _FILE is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(_FILE, fcntl.LOCK_UN)
 
 
 @contextmanager
-def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
-    """Hold the device's lock, except while torch compiles; `alone`: no other trial may compute meanwhile."""
-    lock = DeviceLock(alone=alone)
+def device_lock(trial: str | None, *, compiles: bool) -> Iterator[DeviceLock]:
+    """Hold the lock, except while torch compiles; beside a `trial` that is named no other may compute."""
+    lock = DeviceLock(trial)
     with contextlib.ExitStack() as stack:
-        stack.callback(lock.close)
+        stack.callback(lock.release)
         lock.acquire()
         if compiles:
             # Imported already: by preload.py, and by torch for the first optimizer.

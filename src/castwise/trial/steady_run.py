@@ -93,8 +93,9 @@ class SteadyRun:
             # Libraries are loaded, algorithms searched, code compiled. It belongs to set-up, which interleaved trials
             # do in parallel: most of it is the host's work.
             first_started, names = time.perf_counter(), spec.techniques
-            alone = times_kernels(names) and spec.may_hold_device_alone
-            with device_lock(alone=alone, compiles=compiles(names)) as lock:
+            alone = times_kernels(names) and spec.may_hold_devices_alone
+            trial = spec.model_copy(update={"device": ""}).key  # the same for all of its ranks
+            with device_lock(trial if alone else None, compiles=compiles(names)) as lock:
                 for _ in range(self._step.steps_to_compile):
                     self._run_window(1)
             first_step_seconds = time.perf_counter() - first_started - lock.waited_seconds
