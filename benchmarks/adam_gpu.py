@@ -2,7 +2,7 @@
 
 S=fp32,bf16,8-bit,4-bit
 castwise accuracy benchmarks/adam_gpu.py:resnet9 --precision fp32,bf16-sr --optimizer-state $S --epochs 5 --margin 0.5%
-castwise accuracy benchmarks/adam_gpu.py:lstm --precision fp32,bf16-sr --optimizer-state $S --epochs 2
+castwise accuracy benchmarks/adam_gpu.py:lstm --precision fp32,bf16-sr --optimizer-state $S --epochs 1
 castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,bf16-sr --optimizer-state $S --epochs 3
 castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,fp16-mixed --techniques fp16-accumulation
     --epochs 3
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 _FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise")).expanduser()
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _IMAGES = 512  # in a batch
-_EPOCHS = {"resnet9": 5, "lstm": 2, "transformer": 3}
+_EPOCHS = {"resnet9": 5, "lstm": 1, "transformer": 3}
+# At higher rates, or without clipping, the LSTM's runs of different seeds are too far apart for a verdict.
+_RATES = {"resnet9": 3e-3, "lstm": 1e-3, "transformer": 2e-3}
 
 
 class Batches:
@@ -39,8 +41,9 @@ class Batches:
             yield self._prepare(self._inputs[chosen]), self._targets[chosen]
 
 
-def _described(name: str, model: nn.Module, batches: Batches, learning_rate: float) -> dict[str, Any]:
+def _described(name: str, model: nn.Module, batches: Batches) -> dict[str, Any]:
     """Return what castwise asks for, but for the loss and the score."""
+    learning_rate = _RATES[name]
 
     def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, _EPOCHS[name] * len(batches) + 1)
@@ -95,7 +98,7 @@ def resnet9() -> dict[str, Any]:
 
     batches = Batches(*_cifar("data_batch"), _IMAGES, _moved)
     judged = {"loss": nn.CrossEntropyLoss(label_smoothing=0.1), "validate": validate, "higher_is_better": True}
-    return _described("resnet9", model, batches, 3e-3) | judged
+    return _described("resnet9", model, batches) | judged
 
 
 def _language(name: str, model: nn.Module, train: Tensor, valid: Tensor, *, length: int, size: int) -> dict[str, Any]:
@@ -113,7 +116,11 @@ def _language(name: str, model: nn.Module, train: Tensor, valid: Tensor, *, leng
         return torch.stack(found).mean().exp()  # the perplexity
 
     batches = Batches(*cut(train), size, lambda tokens: tokens)
-    return _described(name, model, batches, 2e-3) | {"loss": loss, "validate": validate, "higher_is_better": False}
+    return _described(name, model, batches) | {
+        "loss": loss,
+        "validate": validate,
+        "higher_is_better": False,
+    }
 
 
 def _texts() -> list[str]:
@@ -136,7 +143,8 @@ def lstm() -> dict[str, Any]:
     numbers = {word: number for number, word in enumerate(dict.fromkeys(train))}
     numbers.setdefault("<unk>", len(numbers))
     ids = [torch.tensor([numbers.get(w, numbers["<unk>"]) for w in words]).to(_DEVICE) for words in (train, valid)]
-    return _language("lstm", _Lstm(len(numbers)), *ids, length=35, size=40)
+    known = _language("lstm", _Lstm(len(numbers)), *ids, length=35, size=40)
+    return known | {"clip_grad_norm": 0.5}
 
 
 class _Transformer(nn.Module):
