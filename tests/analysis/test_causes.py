@@ -936,6 +936,11 @@ def test_ranks_that_compute_while_a_collective_waits_for_another_do_not_wait() -
     assert last(on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])).rank_waits == pytest.approx([0.0, 0.02 / 0.13])
 
 
+def test_a_rank_waits_no_longer_than_a_timed_step_leaves_beside_what_it_computes() -> None:
+    two = on_gpus(2, 0.085, *RANKS, clocks=[1.9e9, 1.9e9])  # profiled, the second one waits for 20 ms
+    assert last(two).rank_waits == pytest.approx([0.0, 0.005 / 0.085])
+
+
 def test_without_a_step_on_one_gpu_it_is_said_how_to_get_it() -> None:
     two = on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])
     assert last(two).beside_one_gpu is None

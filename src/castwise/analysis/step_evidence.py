@@ -243,15 +243,18 @@ class StepEvidence:
     def rank_waits(self) -> Sequence[float]:
         """Return the share of the step that each rank waits for the slowest; empty if that is not known.
 
-        What it computes in the meantime is no wait.
+        What it computes in the meantime is no wait. The profiler slows the host, one rank's more than another's: in a
+        timed step a rank waits no longer than that leaves beside what it computes.
         """
         found = self.spent.communication
         seconds = () if found is None or self.on_cpu else found.rank_seconds
         if found is None or min(seconds, default=0.0) >= _EQUAL * max(seconds, default=0.0):
             return ()
-        exposed = [each.exposed_seconds for each in found.rank_steps]  # empty in older records
-        least, pairs = min(seconds), zip_longest(seconds, exposed)
-        return [min(each - least, each if most is None else most) / self.seconds for each, most in pairs]
+        own = [each - min(seconds) for each in seconds]
+        for rank, step in enumerate(found.rank_steps):  # none in older records
+            most = own[rank] if step.exposed_seconds is None else step.exposed_seconds
+            own[rank] = min(own[rank], most, max(0.0, self.seconds - step.compute_seconds))
+        return [each / self.seconds for each in own]
 
     @cached_property
     def gpus(self) -> list[GpuReading]:
