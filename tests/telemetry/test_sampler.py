@@ -3,10 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
@@ -22,7 +22,8 @@ from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Environment, Facts, Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CUDA_ROUND, MeasurementProtocol, TrialSpec
-from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Sample
+from castwise.telemetry import gpu
+from castwise.telemetry.gpu import CounterReading, GpuUnreadableError, Monitor, Query, Sample
 from castwise.telemetry.sampler import Telemetry
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
@@ -487,3 +488,43 @@ def test_the_energy_of_a_stretch_is_that_of_its_last_seconds() -> None:
         meter.seconds = time.perf_counter() - started
     assert 0 < meter.energy.seconds <= meter.seconds
     telemetry.close()
+
+
+class Asked(Monitor):
+    """A GPU whose library notes how many of its calls run at once."""
+
+    package = "none"
+    sample_queries: ClassVar[Mapping[str, Query]] = {
+        name: lambda library, _: library() for name in ("power_watts", "ecc_errors")
+    }
+    running: ClassVar[list[int]] = []
+    most: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__(self._call, (), start=int, find=int, stop=int)
+
+    def _call(self) -> int:
+        self.running.append(1)
+        self.most.append(len(self.running))
+        time.sleep(0.002)
+        self.running.pop()
+        return 1
+
+
+def test_libraries_are_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML is supposed to have crashed as four threads called it, each for its GPU."""
+    monkeypatch.setattr(Asked, "most", [])
+    telemetry = Telemetry(lambda _: Asked(), period_seconds=0.001)
+    with telemetry.watch({f"cuda:{number}": f"GPU-{number}" for number in range(4)}) as watch:
+        time.sleep(0.05)
+    telemetry.close()
+    assert len(watch.reading.each_gpu) == 4
+    assert set(Asked.most) == {1}
+
+
+def test_a_call_that_never_returns_keeps_no_other_gpu_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_MOST_SECONDS", 0.01)
+    with gpu.one_at_a_time():
+        assert Asked().read().power_watts == 1
+    assert Asked().read().power_watts == 1
+    assert not gpu._LOCK.locked()

@@ -1,7 +1,9 @@
 """The command line: parse, call one function, print."""
 
+import faulthandler
 import shutil
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -121,6 +123,8 @@ def doctor() -> None:
 def main() -> NoReturn:
     """Run the command line; every error in what was typed, or raised on purpose, is one line and an exit code."""
     prepare_streams()
+    with suppress(ValueError, OSError):  # stderr is closed
+        faulthandler.enable()  # a driver's library that crashes is told with its caller
     try:
         # Also as `python -m castwise`: what its help shows can be typed.
         code = app(prog_name="castwise", standalone_mode=False)

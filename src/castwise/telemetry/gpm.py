@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from castwise.telemetry.gpu import CounterReading
+from castwise.telemetry.gpu import CounterReading, one_at_a_time
 
 # By field of `records.schema.GpuCounters`. NVML gives per cent. Source: nvml.h, nvmlGpmMetricId_t.
 METRICS = {
@@ -36,6 +36,7 @@ class GpmCounters:
         self._missing = "they were not read"
         self._is_final = False
 
+    @one_at_a_time()
     def begin(self, handle: Any) -> None:
         """Take the first sample."""
         if self._is_final:
@@ -51,6 +52,7 @@ class GpmCounters:
         except self._errors as error:
             self._note(error)
 
+    @one_at_a_time()
     def read(self, handle: Any) -> CounterReading:
         """Take the second sample, and return what happened since the first."""
         if self._missing:
@@ -79,6 +81,7 @@ class GpmCounters:
         lacking = " and ".join(field for field in METRICS if field not in shares)
         return CounterReading(seconds, shares, f"the driver gave no {lacking}" if lacking else "")
 
+    @one_at_a_time()
     def close(self) -> None:
         """Give the buffers back. May be called again."""
         buffers, self._buffers = self._buffers, []

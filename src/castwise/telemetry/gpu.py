@@ -1,13 +1,33 @@
 """What a GPU's management library reports; `nvml.py` and `amdsmi.py` say how each vendor's is asked."""
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from castwise.records.schema import GpuFacts
 
 Query = Callable[[Any, Any], Any]  # of the library and the GPU's handle
+
+
+_LOCK = threading.Lock()
+_MOST_SECONDS = 1.0  # that another thread's call is waited for: a driver that has lost its GPU may not return
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let no two threads call a library at once, each for its GPU.
+
+    4 of 9 commands that watched four GPUs ended by SIGSEGV as timing began, and none of those that watched fewer (NVML
+    of driver 580.159.04). That its calls at once are the cause is supposed, not shown.
+    """
+    is_free = _LOCK.acquire(timeout=_MOST_SECONDS)
+    try:
+        yield
+    finally:
+        if is_free:
+            _LOCK.release()
 
 
 class GpuUnreadableError(Exception):
@@ -73,9 +93,10 @@ class Monitor:
         self._hidden: dict[str, str] = {}
         self._is_open = False
         try:
-            start()
-            self._is_open = True
-            self._handle = find()
+            with one_at_a_time():
+                start()
+                self._is_open = True
+                self._handle = find()
         except GpuUnreadableError:
             self.close()
             raise
@@ -109,7 +130,7 @@ class Monitor:
         """Close the library. May be called again."""
         if self._is_open:
             self._is_open = False
-            with suppress(*self._errors):
+            with suppress(*self._errors), one_at_a_time():
                 self._stop()
 
     def _ask(self, queries: Mapping[str, Query]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -120,7 +141,8 @@ class Monitor:
                 missing[name] = self._hidden[name]
                 continue
             try:
-                values[name] = query(self._library, self._handle)
+                with one_at_a_time():
+                    values[name] = query(self._library, self._handle)
             except self._errors as error:
                 missing[name] = str(error)
                 if getattr(error, "value", None) in self._final_codes:
