@@ -11,6 +11,7 @@ from hero import for_dark_pages
 from stored import RECORDS, load, markdown, where_of
 
 from castwise.analysis.result_table import Row, rows_of_steps
+from castwise.analysis.warnings import NOISE
 from castwise.report.charts.chart import Chart, varied
 from castwise.report.charts.svg import Line, Panel, Point, line_chart
 from castwise.show.theme import INK, look_of
@@ -51,7 +52,7 @@ def table(_: str) -> str:
         return "None is on record yet.\n"
     columns = sorted({(size, kind) for _, _, size, kind in found}, key=lambda each: (each[0], each[1] == "dp"))
     cells = [
-        [model, batch, precision, *(_cell(found.get((model, precision, *column))) for column in columns)]
+        [model, batch, precision, *(_cell(model, precision, *column) for column in columns)]
         for model, batch in BATCHES.items()
         for precision in PRECISIONS
         if any(key[:2] == (model, precision) for key in found)
@@ -64,11 +65,20 @@ def table(_: str) -> str:
     return "\n".join([*lines, "", picture, ""])
 
 
-def _cell(row: Row | None) -> str:
+def _cell(model: str, precision: str, size: int, kind: str) -> str:
+    row = measured().get((model, precision, size, kind))
     if row is None or row.throughput is None:
         return "–" if row is None else row.trial.status
-    share = row.scaling_efficiency
-    return format_rate(row.throughput) + ("" if share is None else f" ({format_percent(share)})")
+    share = _efficiency(model, precision, size, kind) if size > 1 else None
+    noisy = ", noisy" * (row.spread is not None and row.spread > NOISE)
+    return format_rate(row.throughput) + ("" if share is None else f" ({format_percent(share)}{noisy})")
+
+
+def _efficiency(model: str, precision: str, size: int, kind: str) -> float | None:
+    """Return the throughput over that on one GPU of the machine, which may be another, and the number of GPUs."""
+    rows = [measured().get((model, precision, *key)) for key in ((size, kind), (1, "none"))]
+    several, one = (None if row is None else row.throughput for row in rows)
+    return several / one / size if several and one else None
 
 
 def plot() -> str:
@@ -89,6 +99,5 @@ def plot() -> str:
 
 
 def _speedups(model: str, precision: str, kind: str) -> Sequence[Point]:
-    rows = ((size, measured().get((model, precision, size, kind))) for size in WORLD_SIZES[1:])
-    shares = [(size, row.scaling_efficiency) for size, row in rows if row is not None]
+    shares = [(size, _efficiency(model, precision, size, kind)) for size in WORLD_SIZES[1:]]
     return [Point(1, 1.0), *(Point(size, size * share, f"{model} {kind}") for size, share in shares if share)]

@@ -352,6 +352,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "why_terminal": why_terminal,
     "answer": answer,
     "scaling": lambda workload: results(workload, "scaling"),
+    "scaling_compiled": lambda workload: results(workload, "scaling_compiled"),
     "seed004": seed004.table,
     "loops": lambda workload: results(workload, "techniques"),
     "transformers": lambda workload: results(workload, "transformers"),

@@ -4,8 +4,10 @@ import io
 import itertools
 import json
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import CommandLine
@@ -23,6 +25,7 @@ from fake_engine import (
     machine_with,
     memory_of,
 )
+from programs import PATIENCE_SECONDS
 from rich.console import Console
 
 from castwise.max_batch import search
@@ -31,6 +34,7 @@ from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.render import breakdown_table, breakdowns_of, parts, summary_table
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
+from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
@@ -396,6 +400,38 @@ class OfKink(FakeSession):
         super().trace_memory(spec, batch_sizes, ())
         line = {8: 1.5, 32: 1.6, 3000: 24.0}
         return TracedMemory(batches={size: MemoryParts(weights_bytes=int(each * GIB)) for size, each in line.items()})
+
+
+class SlowlyTraced(FakeSession):
+    """Its traces end only once it is closed."""
+
+    def __init__(self, *arguments: Any, **known: Any) -> None:
+        super().__init__(*arguments, **known)
+        self.is_over = threading.Event()
+
+    def trace_memory(self, *_: object, **__: object) -> TracedMemory:
+        assert self.is_over.wait(PATIENCE_SECONDS)
+        raise TrialFailedError("crashed", "closed (fake)")
+
+    def close(self) -> None:
+        super().close()
+        self.is_over.set()
+
+
+def test_a_slow_trace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_TRACE_SECONDS", 0.05)
+    made = FakeEngine(traces=1.0, session_class=SlowlyTraced)
+    found = fit(made, precisions=("bf16-mixed",), curve=False)["bf16-mixed"]
+    assert made.measured[0].batch_size == START
+    assert found.words == f"{sizes(found)[0]:,}"
+
+
+def test_a_largest_batch_whose_neighbour_was_not_tried_is_a_least() -> None:
+    found = fit(precisions=("fp32",), curve=False)["fp32"]
+    largest, failing = sizes(found)
+    assert (failing - largest, found.words) == (8, f"{largest:,}")
+    cut_off = [trial for trial in found.trials if trial.spec.batch_size != largest]
+    assert MaxBatch(tuple(cut_off)).words.startswith("at least ")
 
 
 def test_a_traced_step_above_the_room_is_no_reason_to_begin_with_a_small_batch() -> None:

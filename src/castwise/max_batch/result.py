@@ -1,5 +1,6 @@
 """The largest batch that fits, read from trials alone: the prediction from small ones, what was verified, the knee."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from castwise.spec.trial import TrialSpec
 
 # The first batch tried, and how much larger each further one of the small ones is.
 START, GROWTH = 8, 4
+MULTIPLE = 8  # of the batches that are tried
 # Small batches end at this share of the batch that they predict. cuDNN takes other algorithms, with other workspaces,
 # for larger batches: ResNet-50 in fp32 on an H200 takes 88 MiB a sample from 32 to 128 and 83 MiB from 128 on.
 _SMALL = 0.4
@@ -167,10 +169,13 @@ class MaxBatch:
 
     @property
     def words(self) -> str:
-        """Return the largest batch: `1,688`; `at least 8` if no larger one was seen to fail; `none` if none trained."""
+        """Return the largest batch: `1,688`; `at least 8` if the next was not seen to fail; `none` if none trained."""
         if self.largest is None:
             return "none"
-        return f"{'at least ' * (self.failing is None)}{self.largest.spec.batch_size:,}"
+        size, facts = self.largest.spec.batch_size, self.largest.facts
+        step = math.lcm(MULTIPLE, 1 if facts is None else facts.accumulate)
+        is_known = self.failing is not None and self.failing.spec.batch_size - size <= step
+        return f"{'at least ' * (not is_known)}{size:,}"
 
     @property
     def failing(self) -> Trial | None:

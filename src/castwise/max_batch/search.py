@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from castwise.analysis import steady_metrics
@@ -16,6 +16,7 @@ from castwise.errors import UsageError
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import (
     GROWTH,
+    MULTIPLE,
     START,
     USABLE,
     Ending,
@@ -42,7 +43,6 @@ from castwise.spec.memory_line import largest_batch, needed_bytes
 from castwise.spec.options import check_budget, steps_of
 from castwise.spec.trial import FIT, TrialSpec
 
-MULTIPLE = 8
 MOST_TRIALS = 32
 # How far above a guess that fits the next size is, as a share of it. Source: chosen here; what fails does so at once.
 # Below a guess that fails the next size is its neighbour, since what fits costs all its steps.
@@ -51,6 +51,8 @@ _STEP = 0.01
 _KNEE_WITHIN = 2
 # How many steps are traced at a time, and for how many cores one: the others are a training step's.
 _MOST_TRACES, _CORES_A_TRACE = 8, 4
+# A trace is not waited for longer: a few small batches take no more. That of GPT-2 XL took two minutes on busy cores.
+_TRACE_SECONDS = 20.0
 _NO_LIMIT = (
     "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: name a limit with "
     "--memory, such as --memory 2GiB."
@@ -214,8 +216,10 @@ class _Traces:
         self._found = {template.key: self._pool.submit(self._run, template) for template in templates}
 
     def of(self, template: TrialSpec) -> Traced | None:
-        """Wait for what a step takes; None if it is not known."""
-        return self._found[template.key].result() if template.key in self._found else None
+        """Wait a while for what a step takes; None if it is not known."""
+        with suppress(TimeoutError):
+            return self._found[template.key].result(_TRACE_SECONDS) if template.key in self._found else None
+        return None
 
     def _run(self, template: TrialSpec) -> Traced | None:
         with closing(self._engine.start(template.protocol.timeout_seconds)) as session:
