@@ -95,7 +95,8 @@ def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> 
     trials, cells, places = load(folder), list[list[object]](), dict[str, None]()
     fits: dict[str, list[MaxBatch]] = {}
     for fit in max_batches_of(trials):
-        fits.setdefault(fit.spec.workload, []).append(fit)
+        if fit.largest is not None:  # else the search was cut off
+            fits.setdefault(fit.spec.workload, []).append(fit)
     for workload, own in fits.items():
         sizes = [trial.spec.batch_size for fit in own for trial in fit.trained]
         shared = max(sizes, key=lambda size: (sizes.count(size), size), default=None)
