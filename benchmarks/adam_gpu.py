@@ -2,7 +2,7 @@
 
 S=fp32,bf16,8-bit,4-bit
 castwise accuracy benchmarks/adam_gpu.py:resnet9 --precision fp32,bf16-sr --optimizer-state $S --epochs 5
-castwise accuracy benchmarks/adam_gpu.py:lstm --precision fp32,bf16-sr --optimizer-state $S --epochs 1
+castwise accuracy benchmarks/adam_gpu.py:lstm --precision fp32,bf16-sr --optimizer-state $S --epochs 2
 castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,bf16-sr --optimizer-state $S --epochs 3
 castwise accuracy benchmarks/adam_gpu.py:transformer --precision fp32,fp16-mixed --techniques fp16-accumulation
     --epochs 3
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 _FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise")).expanduser()
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _IMAGES = 512  # in a batch
-_EPOCHS = {"resnet9": 5, "lstm": 1, "transformer": 3}
+_EPOCHS = {"resnet9": 5, "lstm": 2, "transformer": 3}
 _RATES = {"resnet9": 3e-3, "lstm": 2e-3, "transformer": 2e-3}
 
 

@@ -112,7 +112,7 @@ _OPTIONS = {
     "scaling/gpt2": (",".join(f"{_WIDE}{each}" for each in _AVERAGED),),
     "scaling/resnet50": (",".join(f"channels-last+{_UNPADDED}{each}" for each in _AVERAGED),),
     "accuracy_state/transformer": ("--epochs", "3"),
-    "accuracy_state/lstm": ("--epochs", "1"),
+    "accuracy_state/lstm": ("--epochs", "2"),
     "accuracy_state/resnet9": ("--epochs", "5"),
 }
 for _name in TUNED:

@@ -56,6 +56,15 @@ def test_the_largest_batch_fits_and_the_next_does_not(room: int) -> None:
     assert of([(1, 0)]).largest(50 * MIB) is None, "nothing grows"
 
 
+def test_a_batch_that_fits_by_chance_above_one_that_does_not_is_not_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = of(events(100, 10))
+    for lucky in (range(205, 231), range(250, 260), range(0)):  # a power of two is among the second
+        monkeypatch.setattr(steps, "fits", lambda size, _, lucky=lucky: size <= 196 or size in lucky)
+        assert steps.largest(1) == 196
+
+
 def test_neighbours_that_are_free_are_one_block_whatever_the_order() -> None:
     parts = [(number, 10 * MIB) for number in range(2, 8)]
     for order in itertools.islice(itertools.permutations(range(2, 8)), 0, 720, 37):

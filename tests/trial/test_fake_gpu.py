@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.registry.precisions import find_precision
+from castwise.trial.allocator import Event
 from castwise.trial.fake_gpu import Saved, fake_gpu
+from castwise.trial.memory_breakdown import trace_steps
 from castwise.trial.memory_trace import trace_batches
 
 BATCH, WIDTH, HIDDEN = 256, 32, 128
@@ -123,18 +124,44 @@ def test_weights_without_a_gradient_have_no_state(tmp_path: Path) -> None:
     assert found.optimizer_bytes == 2 * WEIGHTS
 
 
-@pytest.mark.skipif(not find_spec("torchao"), reason="pip install 'castwise[fp8]'")
-def test_states_in_fewer_bits_are_traced() -> None:
-    from torchao.optim import subclass_8bit
+@pytest.fixture
+def torchao_state() -> Iterator[None]:
+    """Let torchao forget what it read of fake tensors, which it keeps for all later tests of the process."""
+    subclass_8bit = pytest.importorskip("torchao.optim.subclass_8bit", reason="pip install 'castwise[fp8]'")
+    yield
+    for read_map in (subclass_8bit.get_qmap_signed, subclass_8bit.get_qmap_unsigned):
+        read_map.cache_clear()
 
+
+@pytest.mark.usefixtures("torchao_state")
+def test_states_in_fewer_bits_are_traced() -> None:
     spec = fake_spec("bf16-mixed", workload="vit-b16", batch_size=2, techniques=("adam-state-8-bit",))
     found = trace_batches(spec, (2,), ())
-    for read_map in (subclass_8bit.get_qmap_signed, subclass_8bit.get_qmap_unsigned):
-        read_map.cache_clear()  # torchao keeps what it read of fake tensors, for all later tests of this process
     assert not found.needs_values
     plain = fake_spec("bf16-mixed", workload="vit-b16", batch_size=2)
     (whole,) = trace_batches(plain, (2,), ()).batches.values()
     assert found.batches[2].optimizer_bytes < 0.3 * whole.optimizer_bytes
+
+
+@pytest.mark.usefixtures("torchao_state")
+def test_a_state_in_fewer_bits_lies_where_the_first_update_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the backward pass has left is free by then: a state there keeps later tensors from it."""
+    seen: list[Event] = []
+
+    def kept(*arguments: Any) -> Any:
+        parts, events = trace_steps(*arguments)
+        seen.extend(events)
+        return parts, events
+
+    monkeypatch.setattr("castwise.trial.memory_trace.trace_steps", kept)
+    adam = MODEL.replace("SGD(parameters, lr=1e-3, momentum=0.9)", "Adam(parameters)")
+    traced(tmp_path, adam, "fp32", BATCH, techniques=("adam-state-8-bit",))
+    made = [at for at, (_, num_bytes) in enumerate(seen) if num_bytes == WIDTH * HIDDEN]
+    first_freed = next(at for at, (number, _) in enumerate(seen) if number < 0)
+    assert len(made) == 2, "two moments of a byte each"
+    assert first_freed < made[0] < len(seen) / 2
 
 
 def test_what_holds_memory_in_a_transformer_halves_with_checkpoints() -> None:

@@ -15,6 +15,7 @@ _MIB = 2**20
 _ROUNDING, _SMALL, _LEAST_OF_ITS_SIZE = 512, _MIB, 10 * _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _SEGMENT_ROUNDING = 2 * _MIB, 20 * _MIB, 2 * _MIB
 _MOST = 2**24  # samples
+_SCAN = 32  # Batches are tried one by one that differ by 3 %.
 
 
 class _OutOfMemoryError(Exception):
@@ -144,14 +145,22 @@ class StepEvents:
         return True
 
     def largest(self, room_bytes: int) -> int | None:
-        """Return the largest batch that fits; None if none is too large."""
-        largest, beyond = 0, 1
+        """Return the largest batch that fits with all smaller ones; None if none is too large.
+
+        Beyond it another may fit by chance, whose tensors fill what others have left.
+        """
+        beyond = 1
         while beyond <= _MOST and self.fits(beyond, room_bytes):
-            largest, beyond = beyond, 2 * beyond
-        while beyond <= _MOST and beyond - largest > 1:
+            beyond *= 2
+        if beyond > _MOST:
+            return None
+        largest = 3 * beyond // 8 if self.fits(3 * beyond // 8, room_bytes) else 0
+        while largest and self.fits(beyond := largest + max(1, largest // _SCAN), room_bytes):
+            largest = beyond
+        while beyond - largest > 1:
             middle = (largest + beyond) // 2
             largest, beyond = (middle, beyond) if self.fits(middle, room_bytes) else (largest, middle)
-        return largest if beyond <= _MOST else None
+        return largest
 
 
 def _ordered(events: Sequence[Event]) -> list[Event]:

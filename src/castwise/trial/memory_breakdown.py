@@ -77,12 +77,15 @@ def trace_step(step: TrainingStep, batches: Sequence[Batch], device: torch.devic
 
 def trace_steps(step: TrainingStep, batches: Sequence[Batch]) -> tuple[MemoryParts, list[Event]]:
     """Return what holds memory at the peak of a second step on fake tensors, and what became of all since the first."""
+    made = [step.optimizer]
     if keeps_narrow_state(step.optimizer):
         step(batches[0])  # the state is made where no mode observes it
+        step.optimizer.zero_grad()
+        made = []  # as if it were made by the next update, between what backward leaves
     storages = fake_storages()
     peak = PeakMode(storages, None)
-    for _ in range(2):  # the first one makes the optimizer's state
-        _add_existing(storages, step, list(batches))
+    for optimizers in (made, [step.optimizer]):  # the first one makes the optimizer's state
+        _add_existing(storages, step.model, optimizers, list(batches))
         peak.parts, peak.most = MemoryParts(), -1
         _run_observed(storages, peak, step, batches[0])
     return peak.parts, storages.events
@@ -91,7 +94,7 @@ def trace_steps(step: TrainingStep, batches: Sequence[Batch]) -> tuple[MemoryPar
 def _observe(step: TrainingStep, batches: list[Batch], device: torch.device) -> "PeakMode":
     """Run a step on the first batch and return what was seen."""
     storages = Storages(device.type)
-    _add_existing(storages, step, batches)
+    _add_existing(storages, step.model, [step.optimizer], batches)
     peak = PeakMode(storages, device)
     _run_observed(storages, peak, step, batches[0])
     return peak
@@ -231,12 +234,12 @@ class PeakMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _add_existing(storages: Storages, step: TrainingStep, batches: list[Batch]) -> None:
+def _add_existing(storages: Storages, model: nn.Module, optimizers: list[Optimizer], batches: list[Batch]) -> None:
     """Add the tensors that exist before the step.
 
     A function of its own, so that no variable outlives it: a list of gradients would keep the last step's alive.
     """
-    add_by_kind(storages, [step.model], [step.optimizer])
+    add_by_kind(storages, [model], optimizers)
     for tensor in tree_tensors(batches):
         storages.add(tensor, "batches")
 
@@ -297,6 +300,7 @@ def note_gradients(storages: Storages, parameters: Iterable[Tensor]) -> list[Rem
 
 def _run_observed(storages: Storages, peak: PeakMode, step: TrainingStep, batch: Batch) -> None:
     def update(*args: Any) -> Any:
+        add_by_kind(storages, [], [step.optimizer])
         with _disable_current_modes():  # it is compiled, which no mode can observe; it makes little
             return type(step.optimizer).step(step.optimizer, *args)
 
