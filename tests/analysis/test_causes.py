@@ -999,6 +999,25 @@ def test_the_table_of_several_gpus_fits_a_terminal_and_adds_up() -> None:
     assert document[1]["beside_one_gpu"]["communication_seconds"] == pytest.approx(0.012)
 
 
+@pytest.mark.parametrize(
+    ("techniques", "is_cut"), [((), False), (("compile",), True), (("coalesced-reduce", "compile"), False)]
+)
+def test_kernels_of_a_compiled_step_that_is_cut_into_graphs_are_explained(
+    techniques: tuple[str, ...], is_cut: bool
+) -> None:
+    trials = [ALONE, on_gpus(2, 0.13, *RANKS, clocks=[1.9e9, 1.9e9])]
+    found = diagnose(
+        rows_of_steps(
+            [
+                each.model_copy(update={"spec": each.spec.model_copy(update={"techniques": techniques})})
+                for each in trials
+            ]
+        )
+    )
+    (line,) = why_report.gpus_lines(found)
+    assert ("cuts a compiled step into a graph for each bucket" in line) is is_cut
+
+
 def test_a_slower_card_is_named_with_what_holds_it() -> None:
     two = on_gpus(2, 0.13, *RANKS, clocks=[1.6e9, 1.9e9])
     (cause,) = (each for each in last(ALONE, two).causes if each.name == "rank-imbalance")

@@ -12,7 +12,7 @@ from castwise.analysis.step_evidence import MEMORY, UPDATE
 from castwise.records.schema import KernelTime
 from castwise.registry.kernel_classes import PRODUCTS, short_name
 from castwise.registry.precisions import DEFAULT
-from castwise.registry.techniques import join
+from castwise.registry.techniques import compiles, join, step_config_of
 from castwise.show.fields import Field, FlatRow, column, estimate_values, find_fields, trial_values
 from castwise.show.notes import headline, machine_line, warning_lines, warning_values
 from castwise.show.presentation import Code, Grid, Lines, Part, Presentation, paragraph
@@ -140,6 +140,11 @@ def gpus_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
             named = (f"{CLASS_WORDS.get(name, name.replace('_', ' '))} {_in_ms(each, '+')}" for name, each in longer)
             said.append(f"kernels that take longer, in ms: {', '.join([*named][:_MOST_CLASSES])}")
         spec = found.row.trial.spec
+        averages_at_once = step_config_of(spec.techniques).coalesced_reduce
+        if longer and spec.parallelism == "ddp" and compiles(spec.techniques) and not averages_at_once:
+            said.append(
+                "DistributedDataParallel cuts a compiled step into a graph for each bucket, and these fuse less"
+            )
         if spec.parallelism == "ddp" and not spec.is_script and beside.step_seconds - beside.one_seconds >= least:
             command = f"castwise tune {spec.workload} --gpus {spec.world_size}"
             said.append(f"`{command}` tries other ways to average gradients")
