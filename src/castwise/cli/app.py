@@ -124,7 +124,7 @@ def main() -> NoReturn:
     """Run the command line; every error in what was typed, or raised on purpose, is one line and an exit code."""
     prepare_streams()
     with suppress(ValueError, OSError):  # stderr is closed
-        faulthandler.enable()  # a driver's library that crashes is told with its caller
+        faulthandler.enable()  # if a library crashes, Python's lines that called it are printed
     try:
         # Also as `python -m castwise`: what its help shows can be typed.
         code = app(prog_name="castwise", standalone_mode=False)

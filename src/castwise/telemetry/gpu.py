@@ -19,7 +19,7 @@ _MOST_SECONDS = 1.0  # that another thread's call is waited for: a driver that h
 def one_at_a_time() -> Iterator[None]:
     """Let no two threads call a library at once, each for its GPU.
 
-    4 of 9 commands that watched four GPUs ended by SIGSEGV as timing began, and none of those that watched fewer (NVML
+    4 of 11 commands that watched four GPUs ended by SIGSEGV as timing began, and none of those that watched fewer (NVML
     of driver 580.159.04). That its calls at once are the cause is supposed, not shown.
     """
     is_free = _LOCK.acquire(timeout=_MOST_SECONDS)
