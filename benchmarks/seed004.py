@@ -70,8 +70,12 @@ def _cell(model: str, precision: str, size: int, kind: str) -> str:
     if row is None or row.throughput is None:
         return "–" if row is None else row.trial.status
     share = _efficiency(model, precision, size, kind) if size > 1 else None
-    noisy = ", noisy" * (row.spread is not None and row.spread > NOISE)
+    noisy = ", noisy" * _is_noisy(row)
     return format_rate(row.throughput) + ("" if share is None else f" ({format_percent(share)}{noisy})")
+
+
+def _is_noisy(row: Row) -> bool:
+    return row.spread is not None and row.spread > NOISE
 
 
 def _efficiency(model: str, precision: str, size: int, kind: str) -> float | None:
@@ -99,5 +103,7 @@ def plot() -> str:
 
 
 def _speedups(model: str, precision: str, kind: str) -> Sequence[Point]:
-    shares = [(size, _efficiency(model, precision, size, kind)) for size in WORLD_SIZES[1:]]
+    rows = {size: measured().get((model, precision, size, kind)) for size in WORLD_SIZES[1:]}
+    quiet = [size for size, row in rows.items() if row is not None and not _is_noisy(row)]
+    shares = [(size, _efficiency(model, precision, size, kind)) for size in quiet]
     return [Point(1, 1.0), *(Point(size, size * share, f"{model} {kind}") for size, share in shares if share)]
