@@ -34,6 +34,7 @@ from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.render import breakdown_table, breakdowns_of, parts, summary_table
 from castwise.max_batch.result import START, MaxBatch, held_bytes, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
+from castwise.orchestrator.runner import NullListener
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import MemoryParts, TracedMemory
 from castwise.records.store import load_folder
@@ -419,11 +420,14 @@ class SlowlyTraced(FakeSession):
 
 
 def test_a_slow_trace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_TRACE_SECONDS", 0.05)
+    monkeypatch.setattr(search, "_TRACE_WAITS", ((0.02, "tracing"), (0.05, "it takes long")))
+    said: list[str] = []
+    monkeypatch.setattr(NullListener, "remark", lambda _, line: said.append(line))
     made = FakeEngine(traces=1.0, session_class=SlowlyTraced)
     found = fit(made, precisions=("bf16-mixed",), curve=False)["bf16-mixed"]
     assert made.measured[0].batch_size == START
     assert found.words == f"{sizes(found)[0]:,}"
+    assert said[:2] == ["bf16-mixed: tracing", "bf16-mixed: it takes long"]
 
 
 def test_a_largest_batch_whose_neighbour_was_not_tried_is_a_least() -> None:

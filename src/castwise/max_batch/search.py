@@ -51,8 +51,9 @@ _STEP = 0.01
 _KNEE_WITHIN = 2
 # How many steps are traced at a time, and for how many cores one: the others are a training step's.
 _MOST_TRACES, _CORES_A_TRACE = 8, 4
-# A trace is not waited for longer: a few small batches take no more. That of GPT-2 XL took two minutes on busy cores.
-_TRACE_SECONDS = 20.0
+# How long a trace is waited for, and what is said then: a few small batches take no longer. That of GPT-2 XL took two
+# minutes on busy cores.
+_TRACE_WAITS = (2.0, "tracing a step, for 20 s at most"), (18.0, "small batches come first, as the trace takes longer")
 _NO_LIMIT = (
     "A CPU has no memory limit of its own, and a batch that is too large makes the machine swap: name a limit with "
     "--memory, such as --memory 2GiB."
@@ -215,10 +216,12 @@ class _Traces:
     def begin(self, templates: Sequence[TrialSpec]) -> None:
         self._found = {template.key: self._pool.submit(self._run, template) for template in templates}
 
-    def of(self, template: TrialSpec) -> Traced | None:
+    def of(self, template: TrialSpec, say: Callable[[str], None]) -> Traced | None:
         """Wait a while for what a step takes; None if it is not known."""
-        with suppress(TimeoutError):
-            return self._found[template.key].result(_TRACE_SECONDS) if template.key in self._found else None
+        for seconds, line in _TRACE_WAITS if template.key in self._found else ():
+            with suppress(TimeoutError):
+                return self._found[template.key].result(seconds)
+            say(f"{template.loop_name}: {line}")
         return None
 
     def _run(self, template: TrialSpec) -> Traced | None:
@@ -282,7 +285,8 @@ class MaxBatchJob:
                 own = earlier[template.key]
                 tried, longest = {trial.spec.key: trial for trial in own}, 0.0
                 try:
-                    find_limit(run_trial, template, self.grid, usable, traces.of(template), own)
+                    traced = traces.of(template, self.job.runner.listener.remark)
+                    find_limit(run_trial, template, self.grid, usable, traced, own)
                     self._fill_curve(template, run_trial, tried)
                 except _BudgetEndedError:
                     ending = "budget"
