@@ -23,7 +23,6 @@ _FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise")).expanduser(
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _IMAGES = 512  # in a batch
 _EPOCHS = {"resnet9": 5, "lstm": 2, "transformer": 3}
-_RATES = {"resnet9": 3e-3, "lstm": 2e-3, "transformer": 2e-3}
 
 
 class Batches:
@@ -40,9 +39,8 @@ class Batches:
             yield self._prepare(self._inputs[chosen]), self._targets[chosen]
 
 
-def _described(name: str, model: nn.Module, batches: Batches) -> dict[str, Any]:
+def _described(name: str, model: nn.Module, batches: Batches, learning_rate: float) -> dict[str, Any]:
     """Return what castwise asks for, but for the loss and the score."""
-    learning_rate = _RATES[name]
 
     def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, _EPOCHS[name] * len(batches) + 1)
@@ -97,7 +95,7 @@ def resnet9() -> dict[str, Any]:
 
     batches = Batches(*_cifar("data_batch"), _IMAGES, _moved)
     judged = {"loss": nn.CrossEntropyLoss(label_smoothing=0.1), "validate": validate, "higher_is_better": True}
-    return _described("resnet9", model, batches) | judged
+    return _described("resnet9", model, batches, 3e-3) | judged
 
 
 def _language(name: str, model: nn.Module, train: Tensor, valid: Tensor, *, length: int, size: int) -> dict[str, Any]:
@@ -115,11 +113,7 @@ def _language(name: str, model: nn.Module, train: Tensor, valid: Tensor, *, leng
         return torch.stack(found).mean().exp()  # the perplexity
 
     batches = Batches(*cut(train), size, lambda tokens: tokens)
-    return _described(name, model, batches) | {
-        "loss": loss,
-        "validate": validate,
-        "higher_is_better": False,
-    }
+    return _described(name, model, batches, 2e-3) | {"loss": loss, "validate": validate, "higher_is_better": False}
 
 
 def _texts() -> list[str]:

@@ -4,8 +4,9 @@
 
 A JOB is a kind of records and a name, such as `trials/resnet50`, or a kind; `--list` prints all. What it writes under
 DIR belongs under benchmarks/records/. Jobs run on N GPUs side by side (of those that CUDA_VISIBLE_DEVICES names), each
-on one GPU and its share of the cores, in the order in which they are named. Jobs of the kinds seed004 and scaling take
-all GPUs: run them by themselves, with one lane (`--gpus 1`). After an interruption the same command goes on.
+on one GPU and its share of the cores, in the order in which they are named. Jobs of the kinds seed004 and
+scaling_compiled take all GPUs: run them by themselves, with one lane (`--gpus 1`). After an interruption the same
+command goes on.
 """
 
 import argparse
@@ -71,7 +72,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "emitted": (tuple(searches()), "", ("--rounds", "5")),
     "seed004": (tuple(seed004.BATCHES), "run", ()),
     # What averages gradients over GPUs with the least loss.
-    "scaling": (("gpt2", "resnet50"), "run", ("--precision", "bf16-mixed,bf16-master", "--techniques")),
+    "scaling_compiled": (("gpt2", "resnet50"), "run", ("--precision", "bf16-mixed,bf16-master", "--techniques")),
     # Of what weights and Adam's state are kept in: memory, and whether networks train as well.
     "little_memory": (
         ("gpt2", "gpt2-xl", "llama-1b", "vit-b16"),
@@ -109,8 +110,8 @@ _OPTIONS = {
     ),
     "fp8/vit-b16": ("--techniques", _UNPADDED),
     **{f"little_memory/{name}": ("--no-curve",) for name in KINDS["little_memory"][0]},
-    "scaling/gpt2": (",".join(f"{_WIDE}{each}" for each in _AVERAGED),),
-    "scaling/resnet50": (",".join(f"channels-last+{_UNPADDED}{each}" for each in _AVERAGED),),
+    "scaling_compiled/gpt2": (",".join(f"{_WIDE}{each}" for each in _AVERAGED),),
+    "scaling_compiled/resnet50": (",".join(f"channels-last+{_UNPADDED}{each}" for each in _AVERAGED),),
     "accuracy_state/transformer": ("--epochs", "3"),
     "accuracy_state/lstm": ("--epochs", "2"),
     "accuracy_state/resnet9": ("--epochs", "5"),
@@ -123,7 +124,7 @@ for _name in TUNED:
     _autotuned = _loop.replace("+compile", "+compile-max-autotune")
     _OPTIONS[f"tuned/{_name}"] = (*_of_row, _loop)
     _OPTIONS[f"variants/{_name}"] = (*_of_row, ",".join((_loop, *(f"{_loop}+{each}" for each in _more), _autotuned)))
-_ON_ALL = ("seed004/", "scaling/")
+_ON_ALL = ("seed004/", "scaling_compiled/")
 _LEAST_SECONDS = 20.0  # that a job is worth beginning for
 
 
@@ -144,7 +145,7 @@ def main() -> int:
         parser.error(f"no such job: {', '.join(sorted(unknown))}")
     on_all = [job for job in arguments.jobs if job.startswith(_ON_ALL)]
     if on_all and (arguments.gpus > 1 or len(on_all) < len(arguments.jobs)):
-        parser.error("jobs of seed004 and scaling take all GPUs: name them alone, with --gpus 1")
+        parser.error("jobs of seed004 and scaling_compiled take all GPUs: name them alone, with --gpus 1")
     for job in on_all:
         kind, _, name = job.partition("/")
         if kind == "seed004":

@@ -140,8 +140,8 @@ def gpus_lines(diagnoses: Sequence[Diagnosis]) -> list[str]:
             named = (f"{CLASS_WORDS.get(name, name.replace('_', ' '))} {_in_ms(each, '+')}" for name, each in longer)
             said.append(f"kernels that take longer, in ms: {', '.join([*named][:_MOST_CLASSES])}")
         spec = found.row.trial.spec
-        averages_at_once = step_config_of(spec.techniques).coalesced_reduce
-        if longer and spec.parallelism == "ddp" and compiles(spec.techniques) and not averages_at_once:
+        has_buckets = spec.parallelism == "ddp" and not step_config_of(spec.techniques).coalesced_reduce
+        if longer and has_buckets and compiles(spec.techniques):
             said.append(
                 "DistributedDataParallel cuts a compiled step into a graph for each bucket, and these fuse less"
             )

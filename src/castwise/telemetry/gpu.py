@@ -10,7 +10,6 @@ from castwise.records.schema import GpuFacts
 
 Query = Callable[[Any, Any], Any]  # of the library and the GPU's handle
 
-
 _LOCK = threading.Lock()
 _MOST_SECONDS = 1.0  # that another thread's call is waited for: a driver that has lost its GPU may not return
 

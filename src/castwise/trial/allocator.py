@@ -154,9 +154,9 @@ class StepEvents:
             beyond *= 2
         if beyond > _MOST:
             return None
-        largest = 3 * beyond // 8 if self.fits(3 * beyond // 8, room_bytes) else 0
-        while largest and self.fits(beyond := largest + max(1, largest // _SCAN), room_bytes):
-            largest = beyond
+        largest, beyond = 0, max(1, 3 * beyond // 8)
+        while self.fits(beyond, room_bytes):
+            largest, beyond = beyond, beyond + max(1, beyond // _SCAN)
         while beyond - largest > 1:
             middle = (largest + beyond) // 2
             largest, beyond = (middle, beyond) if self.fits(middle, room_bytes) else (largest, middle)

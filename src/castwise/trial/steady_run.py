@@ -94,8 +94,8 @@ class SteadyRun:
             # do in parallel: most of it is the host's work.
             first_started, names = time.perf_counter(), spec.techniques
             alone = times_kernels(names) and spec.may_hold_devices_alone
-            trial = spec.model_copy(update={"device": ""}).key  # the same for all of its ranks
-            with device_lock(trial if alone else None, compiles=compiles(names)) as lock:
+            trial = spec.model_copy(update={"device": ""}).key if alone else None  # the same for all of its ranks
+            with device_lock(trial, compiles=compiles(names)) as lock:
                 for _ in range(self._step.steps_to_compile):
                     self._run_window(1)
             first_step_seconds = time.perf_counter() - first_started - lock.waited_seconds
