@@ -22,6 +22,7 @@ from rich.console import Console
 from castwise.analysis.causes import Cause, Diagnosis, diagnose, left_out_of, try_line
 from castwise.analysis.model_flops import model_flops_per_second
 from castwise.analysis.result_table import rows_of_steps
+from castwise.analysis.step_evidence import StepEvidence
 from castwise.records.schema import GpuCounters, GpuReading, StepFlops, Trial
 from castwise.show import why_report
 from castwise.show.presentation import print_parts
@@ -625,8 +626,8 @@ def test_an_optimizer_that_is_fused_is_not_to_be_fused() -> None:
     [
         ("AdamW(lr=0.1)", "fused-optimizer", "a fused optimizer"),
         ("AdamW(lr=0.1, fused=True)", "", "a larger batch: twice the samples for each update"),
-        ("Adam()", "", "timing one of torch.optim, fused"),  # Keras'
-        ("AdamW8bit(lr=0.1)", "", "timing one of torch.optim, fused"),
+        ("Adam()", "", "an optimizer of torch.optim with fused=True: time it"),  # Keras'
+        ("AdamW8bit(lr=0.1)", "", "an optimizer of torch.optim with fused=True: time it"),
     ],
 )
 def test_a_script_s_optimizer_is_to_be_fused_if_torch_can(written: str, technique: str, advice: str) -> None:
@@ -827,6 +828,13 @@ def test_what_starts_collectives_while_the_gpu_idles_is_communication_not_launch
     shares = {cause.name: cause.share for cause in found.causes}
     assert (shares["communication"], shares["launches"]) == (pytest.approx(0.45), pytest.approx(0.15))
     assert "; 25 % more is the host, which starts them while no kernel runs" in found.causes[0].evidence
+
+
+def test_waits_of_ranks_while_operators_are_recorded_are_no_share_of_the_step() -> None:
+    fields = exchanges(5) | {"busy_seconds": 0.65 * STEP}
+    (row,) = rows_of_steps([step(classes={TENSOR: 60, "communication": 60}, profile=fields)])
+    shares = StepEvidence(row, {}).shares
+    assert shares == {TENSOR: pytest.approx(0.6), "communication": pytest.approx(0.05)}
 
 
 def test_communication_is_told_with_its_format_and_size() -> None:

@@ -324,9 +324,16 @@ def test_one_process_shows_nothing_beside_a_baseline_that_was_once_as_fast() -> 
 
 def test_what_alone_was_measured_without_float32_weights_is_said_with_its_speed() -> None:
     sentence = once(FP32, at("bf16-true", 0.8)).sentence
-    assert "only fp32 keeps float32. bf16-true (0.80×) keeps no float32 weights" in sentence
-    narrow = once(FP32, at("fp32", 1.2, techniques=("adam-state-8-bit",))).sentence
-    assert "(1.20×) was faster but keeps the optimizer's state in fewer bits: check the accuracy first." in narrow
+    assert "nothing else keeps as many bits as fp32. bf16-true (0.80×) keeps no float32 weights" in sentence
+    eight = at("fp32", 1.2, techniques=("adam-state-8-bit",))
+    kept = "faster{} but keeps the optimizer's state in fewer bits: check the accuracy first."
+    assert f"(1.20×) was {kept.format('')}" in advise(*rounds(FP32, eight)).sentence
+    assert f"(1.20×) looks {kept.format(' (one run)')}" in once(FP32, eight).sentence
+    busy = eight.model_copy(update={"readings": (fake_reading(cpu_pressure=0.9),) * 6})
+    assert f"looks {kept.format(' (one run, busy CPU)')}" in once(FP32, busy).sentence
+    assert once(eight).sentence.endswith(
+        "only fp32 with adam-state-8-bit was measured: there is nothing to compare it with."
+    )
 
 
 def test_sums_in_float16_are_not_taken_without_a_verdict() -> None:
@@ -334,7 +341,9 @@ def test_sums_in_float16_are_not_taken_without_a_verdict() -> None:
     advice = once(FP32, at("fp16-mixed", 1.2), fast)
     assert (advice.precision, advice.techniques) in {("fp16-mixed", ()), (None, ())}
     sentence = once(FP32, fast).sentence
-    assert "(1.50×) was faster but keeps sums of products in fewer bits: check the accuracy first." in sentence
+    assert (
+        "(1.50×) looks faster (one run) but keeps sums of products in fewer bits: check the accuracy first." in sentence
+    )
 
 
 def test_an_answer_prints_as_its_sentence() -> None:

@@ -986,6 +986,13 @@ for _ in range(2): step()
 optimizer = torch.optim.Adam(w.parameters())
 for _ in range(9): step()
 """,
+        "anew as-written": """
+for _ in range(3): step()
+saved = optimizer.state_dict()
+optimizer = torch.optim.SGD(w.parameters(), 0.1)
+optimizer.load_state_dict(saved)
+for _ in range(20): step()
+""",
         "compiles-its-step as-written": """
 @torch.compile(backend="eager")
 def update(): optimizer.step()
@@ -1380,6 +1387,7 @@ def test_what_a_script_with_weights_in_16_bits_loses_is_measured(answers):
     assert (lost["weight"], lost["weight_share"], lost["learning_rate"]) == ("1.weight", 1.0, 1e-3)
     assert 0 < lost["share"] < 1
     assert answers["sparse as-written"] == "8 steps, 0 skipped; "
+    assert answers["anew as-written"] == "8 steps, 0 skipped; ", "an optimizer that the script makes anew counts on"
 
 
 def test_what_is_frozen_stays_in_its_type(answers):

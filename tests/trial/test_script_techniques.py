@@ -161,7 +161,11 @@ def test_workers_see_how_a_script_changes_its_data_set_between_epochs(found):
         (7, "ddp-buckets-100 finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
         (8, "bf16-all-reduce finds nothing to do: the script makes no DistributedDataParallel that lacks it"),
         (9, "adam-state-8-bit finds nothing to do: the script steps AdamW8bit, which keeps its state in 8-bit already"),
-        (10, "adam-state-8-bit cannot change this AdamW: none of its weights has 4,096 values or more"),
+        (
+            10,
+            "adam-state-8-bit cannot change this AdamW: none of its weights has 4,096 values or more, and a multiple "
+            "of 256",
+        ),
     ],
 )
 def test_what_cannot_be_changed_is_refused(found, job, words):
@@ -171,5 +175,6 @@ def test_what_cannot_be_changed_is_refused(found, job, words):
 def test_of_several_optimizers_one_may_keep_a_plain_state(found):
     (note,) = found[11]["notes"]
     assert note == (
-        "adam-state-8-bit cannot change this Adam: none of its weights has 4,096 values or more. It keeps a plain state"
+        "adam-state-8-bit cannot change this Adam: none of its weights has 4,096 values or more, and a "
+        "multiple of 256. It keeps a plain state"
     )

@@ -758,7 +758,7 @@ def _optimizer(step: StepEvidence) -> Cause | None:
         saved = max(0.0, share - step.least_share(2 * step.counted.update_bytes))
         return Cause("optimizer", seen, "a fused optimizer", saved, technique)
     advice = "a larger batch: twice the samples for each update"
-    advice += "" if is_torchs else "; or timing one of torch.optim, fused"
+    advice += "" if is_torchs else "; or an optimizer of torch.optim with fused=True: time it"
     return Cause("optimizer", seen, advice, share / 2)
 
 

@@ -421,9 +421,10 @@ def _without_comparison(advice: Advice, measured: Sequence[Row]) -> str:
     row, reference, other = advice.row, advice.reference, advice.next
     if reference is not None:
         if narrow := [each for each in measured if each is not reference]:
-            said = f"only {_reference_name(reference)} keeps float32."
+            said = f"nothing else keeps as many bits as {_reference_name(reference)}."
             return f"{said} {_not_taken(advice, narrow, reference)}"
-        return f"only {_reference_name(reference)} was measured: there is nothing to compare it with."
+        name = _name(reference) if reference.trial.spec.techniques else _reference_name(reference)
+        return f"only {name} was measured: there is nothing to compare it with."
     if other is None:
         return "nothing to recommend. No trial ended well."
     if row is None:
@@ -695,7 +696,10 @@ def _not_taken(advice: Advice, rows: Sequence[Row], best: Row) -> str:
         return f" ({_speed(row) / _speed(best):.2f}×{'' if share is None else f', {share:.2f}× the memory'})"
 
     was, s = ("was", "s") if len(rows) == 1 else ("were", "")
-    verb = f"{was} faster but keep{s}" if all(_is_faster(row, best) for row in rows) else f"keep{s}"
+    verb = f"keep{s}"
+    if all(_is_faster(row, best) for row in rows):
+        is_proven = all((over := row.over(best)) is not None and _is_proven(over, best, row) for row in rows)
+        verb = f"{was} faster but {verb}" if is_proven else f"look{s} faster ({_how_sure(best, rows[0])}) but {verb}"
     said = f"{_and(rows, bring)} {verb} {_what_is_narrow(rows)}"
     known = {_name(row): advice.narrow[row].accuracy for row in rows}
     if not any(":" in words for words in known.values()):

@@ -144,9 +144,17 @@ class StepEvidence:
         return None if self.busy is None or self.on_cpu else 1 - self.busy
 
     @cached_property
+    def class_seconds(self) -> Mapping[KernelClass, float]:
+        """Return each class's time, of collectives only what nothing hides: recording operators makes ranks wait."""
+        found = self.spent.class_seconds
+        if self.spent.communication is None or "communication" not in found:
+            return found
+        return {**found, "communication": min(found["communication"], self.spent.communication.exposed_seconds)}
+
+    @cached_property
     def shares(self) -> dict[str, float]:
         """Return each class's share; kernels that overlap count by their part of the busy time."""
-        seconds = self.spent.class_seconds
+        seconds = self.class_seconds
         return {name: self.scale * seconds[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
 
     @cached_property
@@ -154,7 +162,7 @@ class StepEvidence:
         """Return the share of the step that a second of a kernel stands for."""
         if self.profile is None or self.busy is None:
             return 0.0
-        return self.busy / max(sum(self.profile.class_seconds.values()), self.profile.busy_seconds)
+        return self.busy / max(sum(self.class_seconds.values()), self.profile.busy_seconds)
 
     def share_of(self, *classes: str) -> float:
         """Return the share of some classes of kernels."""

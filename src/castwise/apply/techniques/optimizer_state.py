@@ -46,7 +46,10 @@ def keep_state_in(optimizer: Optimizer, kind: str) -> None:
         ("its steps are differentiable", any(group.get("differentiable") for group in groups)),
         ("its groups decay weights in two ways", len(are_decoupled) > 1),
         ("its step was replaced", "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")),
-        ("none of its weights has 4,096 values or more", not any(n >= 4096 and n % block_size == 0 for n in weights)),
+        (
+            f"none of its weights has 4,096 values or more, and a multiple of {block_size}",
+            not any(n >= 4096 and n % block_size == 0 for n in weights),
+        ),
     ):
         if is_so:
             raise TechniqueError(f"{STATE}{kind} cannot change this {name}: {why}")

@@ -107,7 +107,7 @@ class ScriptHooks:
         self._fed: WeakSet[nn.Module] = WeakSet()  # models whose outputs, but for a loss, losses were computed from
         self._trained_in_eval: nn.Module | None = None  # the first model, if that is in evaluation mode
         self._is_looking = True
-        self._known_late: WeakSet[Optimizer] = WeakSet()  # optimizers that first stepped after that
+        self._known_late: WeakSet[Optimizer] = WeakSet()  # optimizers that first stepped after that, or were replaced
         self._late: list[str] = []  # those of them that have weights which none had stepped
         self._has_noted_loss = False
         self._has_backward = False
@@ -143,6 +143,11 @@ class ScriptHooks:
         """Return whether optimizers have weights that none had stepped in warm-up, such as a generator's."""
         stepped = set(map(id, weights_of(*self.stepped)))
         return not stepped.issuperset(map(id, weights_of(*optimizers)))
+
+    def _follows_first(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer is of the first one's kind and for its weights: the script made it anew."""
+        both = ((type(each).__name__, set(map(id, weights_of(each)))) for each in (self.stepped[0], optimizer))
+        return next(both) == next(both)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -515,11 +520,18 @@ class ScriptHooks:
         return ((optimizer, prepared, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": prepared})
 
     def after_step(self, optimizer: Optimizer, *_: object, was_skipped: bool = False) -> None:
-        """Count a step of the first optimizer: further ones are of the same step of the script."""
+        """Count a step of the first optimizer: further ones are of the same step of the script.
+
+        One of its kind that comes later, for the same weights, takes its place.
+        """
         self._num_stepping = max(0, self._num_stepping - 1)
         if self._is_elsewhere or self._num_stepping:
             return
         self.precision.weights.after_step(self.models)
+        if self.stepped and optimizer not in (*self.stepped, *self._known_late) and self._follows_first(optimizer):
+            self.techniques.check_optimizer(optimizer)
+            self._known_late.add(self.stepped[0])
+            self.stepped[0] = optimizer
         if self._is_looking and optimizer not in self.stepped:
             self.techniques.check_optimizer(optimizer)
             self.stepped.append(optimizer)

@@ -97,7 +97,7 @@ class ScriptTechniques:
             if self._refusal is not None:
                 raise self._refusal
             written, is_adam = state_written(optimizer), isinstance(optimizer, Adam)
-            why = "has code of its own beside torch's Adam" if is_adam else "is no Adam of torch's"
+            why = "is a subclass of torch's Adam" if is_adam else "is no Adam of torch's"
             why = f"keeps its state in {written} already" if written else why
             self._refuse("optimizer_state", f"the script steps {type(optimizer).__name__}, which {why}")
         for name, _ in self.config.optimizer_arguments:
