@@ -88,8 +88,9 @@ def of_states(name: str) -> str:
     networks: dict[str, list[Trial]] = {}
     for trial in load(RECORDS / "accuracy_state" / name):
         networks.setdefault(trial.spec.workload.rpartition(":")[2], []).append(trial)
-    lines = [where_of(next(iter(networks.values()))[0])]
+    lines = list[str]()
     for network, trials in networks.items():
+        place = "; ".join(dict.fromkeys(map(where_of, trials)))
         cells, (score, factor) = [], ("perplexity", 1) if network in ("lstm", "transformer") else ("accuracy, %", 100)
         found = [*map(flat_row, runs_of(trials, None, None))]
         if found[0]["seeds"] == 1:
@@ -99,7 +100,12 @@ def of_states(name: str) -> str:
             mean = f"{factor * row['score']:.2f}" + (f" ± {factor * spread:.2f}" if spread is not None else "")
             cells.append([row["name"], row["seeds"], mean, row["difference_text"] or "–", row["verdict"]])
         choice = "choice" if network == "build" else f"{network}, choice"
-        lines += ["", *markdown(f"{choice} | runs | {score} | difference, % | verdict", "lrrrl", cells)]
+        lines += [
+            *[""] * bool(lines),
+            place,
+            "",
+            *markdown(f"{choice} | runs | {score} | difference, % | verdict", "lrrrl", cells),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise")).expanduser()
+_FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise/data")).expanduser()
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _IMAGES = 512  # in a batch
 _EPOCHS = {"resnet9": 5, "lstm": 2, "transformer": 3}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise")).expanduser() / "mnist"
+_FOLDER = Path(os.environ.get("CASTWISE_DATA", "~/.cache/castwise/data")).expanduser() / "mnist"
 
 
 def _read(name: str) -> Tensor:

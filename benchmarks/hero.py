@@ -105,7 +105,7 @@ def _speedups() -> str:
     title = f"{_times(totals[-1])} to {_times(totals[0])} times as fast as PyTorch's default, on {len(found)} models"
     keys = {
         "PyTorch's default": _DEFAULT,
-        "fastest precision alone (castwise run)": _ALONE,
+        "fastest precision alone": _ALONE,
         "fastest loop (castwise tune)": _TUNED,
     }
     x = 16

@@ -93,11 +93,13 @@ def parameter_bytes(_: str) -> str:
 def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> str:
     """Return peak memory, largest batch, what was predicted of it, and speed there of each choice on record."""
     trials, cells, places = load(folder), list[list[object]](), dict[str, None]()
-    fits: dict[str, list[MaxBatch]] = {}
-    for fit in max_batches_of(trials):
-        if fit.largest is not None:  # else the search was cut off
-            fits.setdefault(fit.spec.workload, []).append(fit)
-    for workload, own in fits.items():
+    found: dict[str, dict[str, MaxBatch]] = {}
+    for fit in sorted(
+        max_batches_of(trials), key=lambda each: 0 if each.largest is None else each.largest.spec.batch_size
+    ):
+        if fit.largest is not None:  # else the search was cut off; of two GPUs' searches the farther one counts
+            found.setdefault(fit.spec.workload, {})[fit.spec.loop_name] = fit
+    for workload, own in ((workload, list(loops.values())) for workload, loops in found.items()):
         sizes = [trial.spec.batch_size for fit in own for trial in fit.trained]
         shared = max(sizes, key=lambda size: (sizes.count(size), size), default=None)
         for fit in own:

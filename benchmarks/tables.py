@@ -21,6 +21,7 @@ from pathlib import Path
 import aa
 import accuracy_errors
 import accuracy_tables
+import adam_updates
 import by_hand
 import causes
 import coverage
@@ -370,6 +371,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "accuracy": accuracy_tables.real,
     "accuracy_states": accuracy_tables.of_states,
     "accuracy_errors": accuracy_errors.table,
+    "adam_updates": adam_updates.table,
     "accuracy_sources": accuracy_tables.sources,
     "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
