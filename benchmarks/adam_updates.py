@@ -3,7 +3,8 @@
     python benchmarks/adam_updates.py --out FILE [--steps N] [lstm]
 
 A network of adam_gpu.py trains in fp32. In each step every other choice gets its weights, gradients and numbers, and
-takes a step of its own, which its state remembers. Lengths are of all weights together.
+takes a step of its own, which its state remembers. Lengths are of all weights together. Beside castwise's choices the
+moments are rounded to the nearest bfloat16, as torch does where weights have that type.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from castwise.apply.techniques.optimizer_state import keep_state_in
 
-KINDS = ("bf16", "8-bit", "4-bit")
+_NEAREST = "bf16, to the nearest"
+KINDS = ("bf16", _NEAREST, "8-bit", "4-bit")
 _SHOWN = (1, 100, 300, 600, 1200)  # steps
 
 
@@ -27,10 +29,10 @@ def _length(weights: list[Tensor], before: list[Tensor]) -> float:
     return float(torch.stack([(each.detach() - other).square().sum() for each, other in pairs]).sum().sqrt())
 
 
-def lengths(name: str, num_steps: int) -> dict[str, dict[int, float]]:
+def lengths(network: str, num_steps: int) -> dict[str, dict[int, float]]:
     """Return by choice and step how many times as long as fp32's an update is."""
     torch.manual_seed(0)
-    described = getattr(adam_gpu, name)()
+    described = getattr(adam_gpu, network)()
     model, optimizer, loss = described["model"].train(), described["optimizer"], described["loss"]
     scheduler, batches = described["scheduler"](optimizer), iter(described["training_set"])
     weights = list(model.parameters())
@@ -38,7 +40,8 @@ def lengths(name: str, num_steps: int) -> dict[str, dict[int, float]]:
     for kind in KINDS:
         own = [nn.Parameter(weight.detach().clone()) for weight in weights]
         beside[kind] = own, torch.optim.AdamW(own)
-        keep_state_in(beside[kind][1], kind)
+        if kind != _NEAREST:
+            keep_state_in(beside[kind][1], kind)
     found: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
     for step in range(1, num_steps + 1):
         inputs, targets = next(batches)
@@ -52,6 +55,9 @@ def lengths(name: str, num_steps: int) -> dict[str, dict[int, float]]:
             for group, numbers in zip(other.param_groups, optimizer.param_groups, strict=True):
                 group |= {key: numbers[key] for key in ("lr", "betas", "weight_decay")}
             other.step()
+        for state in beside[_NEAREST][1].state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(state[name].bfloat16())
         optimizer.step()
         scheduler.step()
         if step in _SHOWN:

@@ -103,7 +103,17 @@ def _class_of(kind: str, replaced: type[Optimizer]) -> type[Optimizer]:
     for narrow in (adam.OptimState4bit, adam.OptimState8bit, adam.OptimStateFp8):
         _make_readable(narrow)
 
-    update = torch.compile(adam.single_param_adam, fullgraph=True, dynamic=False)
+    single = adam.single_param_adam
+
+    def rounding(weight: Tensor, gradient: Tensor, step: Tensor, *rest: Any) -> None:
+        """Step with a state in float32; to the nearest its second moment would never fall, which loses 0.1 % a step."""
+        wide = [None if kept is None else kept.float() for kept in rest[:3]]
+        single(weight, gradient, step, *wide, *rest[3:])
+        for kept, exact in zip(rest[:3], wide, strict=True):
+            if kept is not None:
+                kept.copy_(adam._fp32_to_bf16_sr(exact) if kept.dtype == torch.bfloat16 else exact)
+
+    update = torch.compile(rounding if kind == "bf16" else single, fullgraph=True, dynamic=False)
 
     class AdamWithState(base, replaced):  # type: ignore[misc, valid-type]
         add_param_group = Optimizer.add_param_group  # torchao's makes a tensor of the rate
