@@ -24,7 +24,8 @@ _BITS = re.compile(r"(8bit|4bit|fp8)", re.IGNORECASE)  # in the names of classes
 def keep_state_in(optimizer: Optimizer, kind: str) -> None:
     """Let an Adam or AdamW of torch keep its state in fewer bits: in place, and before its first step.
 
-    Tensors of fewer than 4,096 values, or of no multiple of the block's size, keep the state of their weights' type.
+    Tensors of fewer than 4,096 values, or of no multiple of the block's size, keep the state of their weights' type. A
+    state in bf16 is rounded stochastically: to the nearest a second moment never falls, which loses 0.1 % in a step.
 
     Args:
         optimizer: What is changed; its class becomes one of torchao's.
@@ -106,7 +107,7 @@ def _class_of(kind: str, replaced: type[Optimizer]) -> type[Optimizer]:
     single = adam.single_param_adam
 
     def rounding(weight: Tensor, gradient: Tensor, step: Tensor, *rest: Any) -> None:
-        """Step with a state in float32; to the nearest its second moment would never fall, which loses 0.1 % a step."""
+        """Step with a state in float32, and round that."""
         wide = [None if kept is None else kept.float() for kept in rest[:3]]
         single(weight, gradient, step, *wide, *rest[3:])
         for kept, exact in zip(rest[:3], wide, strict=True):

@@ -146,6 +146,8 @@ class ScriptHooks:
 
     def _follows_first(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer is of the first one's kind and for its weights: the script made it anew."""
+        if not self.stepped or optimizer in self.stepped or optimizer in self._known_late:
+            return False
         both = ((type(each).__name__, set(map(id, weights_of(each)))) for each in (self.stepped[0], optimizer))
         return next(both) == next(both)
 
@@ -528,7 +530,7 @@ class ScriptHooks:
         if self._is_elsewhere or self._num_stepping:
             return
         self.precision.weights.after_step(self.models)
-        if self.stepped and optimizer not in (*self.stepped, *self._known_late) and self._follows_first(optimizer):
+        if self._follows_first(optimizer):
             self.techniques.check_optimizer(optimizer)
             self._known_late.add(self.stepped[0])
             self.stepped[0] = optimizer
