@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -172,6 +173,7 @@ def test_what_cannot_be_changed_is_refused(found, job, words):
     assert found[job] == {"error": f"TechniqueError: {words}"}
 
 
+@pytest.mark.skipif(not find_spec("torchao"), reason="pip install 'castwise[fp8]'")
 def test_of_several_optimizers_one_may_keep_a_plain_state(found):
     (note,) = found[11]["notes"]
     assert note == (
