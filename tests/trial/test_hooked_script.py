@@ -986,6 +986,17 @@ for _ in range(2): step()
 optimizer = torch.optim.Adam(w.parameters())
 for _ in range(9): step()
 """,
+        "runs-on as-written": """
+for _ in range(3): step()
+optimizer = torch.optim.Adam(w.parameters())
+while True: step()
+""",
+        "pairs count as-written": """
+other = torch.optim.SGD(w.parameters(), lr=0.1)
+for _ in range(20):
+    step()
+    other.step()
+""",
         "anew as-written": """
 for _ in range(3): step()
 saved = optimizer.state_dict()
@@ -1295,6 +1306,7 @@ for number in range(18):
             "in-phases as-written",
             "unsupported: in-phases.py took 2 steps of its first optimizer, and then 9 of others, which do not count",
         ),
+        ("runs-on as-written", "unsupported: runs-on.py took 3 steps of its first optimizer, and then 2001 of others"),
         ("doubles fp32", "unsupported: doubles.py:9 trains weights in float64, which castwise does not change"),
         ("frozen fp16-master", "unsupported: a model with torchao's Float8Linear cannot be given masters"),
         ("adapted fp16-master", "unsupported: the script's frozen weights are in bfloat16, and would be in float16"),
@@ -1435,6 +1447,7 @@ def test_samples_are_those_that_the_timed_steps_trained_on(answers):
         "the last ones of those that were to lead in"
     )
     assert answers["short-batch count as-written"] == "6 a step; "
+    assert answers["pairs count as-written"] == "5 a step; ", "they step together, neither takes the other's place"
     assert answers["iterates count as-written"] == "4 a step; "
     assert answers["previews count as-written"] == "4 a step; ", "not those of its evaluations"
     assert answers["previews"].startswith("batch 4,")

@@ -57,6 +57,7 @@ _NUM_WATCHED = 8  # of the weights, and of each one's values
 _MANY_VALUES = 1_000_000  # of an output, whose copy in float32 would take time and memory
 _LOSSES = [name for name in dir(nn.functional) if name.endswith("_loss")]
 _LOSSES += ["binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div"]
+_MOST_STEPS_OF_OTHERS = 2_000  # until the first optimizer's next step; chosen here
 _FORWARD = ("forward", "_call_impl")  # of a module, around which its hooks run
 _installed: list["ScriptHooks"] = []  # one at the most
 _Calls = dict[tuple[int, int], tuple[Callable[[], Tensor | None], bool, int, int]]
@@ -146,7 +147,8 @@ class ScriptHooks:
 
     def _follows_first(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer is of the first one's kind and for its weights: the script made it anew."""
-        if not self.stepped or optimizer in self.stepped or optimizer in self._known_late:
+        is_with_first = len(self._samples_of_steps) < 2  # it steps beside that one, or another is made for each step
+        if is_with_first or optimizer in self.stepped or optimizer in self._known_late:
             return False
         both = ((type(each).__name__, set(map(id, weights_of(each)))) for each in (self.stepped[0], optimizer))
         return next(both) == next(both)
@@ -545,6 +547,8 @@ class ScriptHooks:
         is_first = optimizer is self.stepped[0]
         was_skipped |= self.precision.after_step(optimizer)
         self.steps_of_others = 0 if is_first else self.steps_of_others + 1
+        if self.steps_of_others > _MOST_STEPS_OF_OTHERS:
+            raise SystemExit  # the script would run to its end
         if not self._is_looking and optimizer not in self.stepped and optimizer not in self._known_late:
             self._late += [type(optimizer).__name__] if self.have_more(optimizer) else []
             self._known_late.add(optimizer)
@@ -698,8 +702,9 @@ class ScriptHooks:
         @replaces(Optimizer, "__init__")
         def noting_init(make: Any, optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
             self.optimizers.add(optimizer)
-            self._follow_lightning()
-            self._follow_calls()
+            if self._is_looking:  # it takes milliseconds, and a script may make many
+                self._follow_lightning()
+                self._follow_calls()
             self.techniques.change_optimizer(optimizer, defaults)
             make(optimizer, params, defaults)
 
