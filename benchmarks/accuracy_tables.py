@@ -88,7 +88,7 @@ def of_states(name: str) -> str:
     networks: dict[str, list[Trial]] = {}
     for trial in load(RECORDS / "accuracy_state" / name):
         networks.setdefault(trial.spec.workload.rpartition(":")[2], []).append(trial)
-    lines = list[str]()
+    parts = list[str]()
     for network, trials in networks.items():
         place = "; ".join(dict.fromkeys(map(where_of, trials)))
         cells, (score, factor) = [], ("perplexity", 1) if network in ("lstm", "transformer") else ("accuracy, %", 100)
@@ -100,13 +100,9 @@ def of_states(name: str) -> str:
             mean = f"{factor * row['score']:.2f}" + (f" ± {factor * spread:.2f}" if spread is not None else "")
             cells.append([row["name"], row["seeds"], mean, row["difference_text"] or "–", row["verdict"]])
         choice = "choice" if network == "build" else f"{network}, choice"
-        lines += [
-            *[""] * bool(lines),
-            place,
-            "",
-            *markdown(f"{choice} | runs | {score} | difference, % | verdict", "lrrrl", cells),
-        ]
-    return "\n".join(lines) + "\n"
+        heading = f"{choice} | runs | {score} | difference, % | verdict"
+        parts.append("\n".join([place, "", *markdown(heading, "lrrrl", cells)]) + "\n")
+    return "\n".join(parts)
 
 
 def sources(name: str) -> str:

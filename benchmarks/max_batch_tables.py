@@ -94,12 +94,12 @@ def little_memory(folder: Path, predicted: Callable[[MaxBatch], int | None]) -> 
     """Return peak memory, largest batch, what was predicted of it, and speed there of each choice on record."""
     trials, cells, places = load(folder), list[list[object]](), dict[str, None]()
     found: dict[str, dict[str, MaxBatch]] = {}
-    for fit in sorted(
-        max_batches_of(trials), key=lambda each: 0 if each.largest is None else each.largest.spec.batch_size
-    ):
-        if fit.largest is not None:  # else the search was cut off; of two GPUs' searches the farther one counts
-            found.setdefault(fit.spec.workload, {})[fit.spec.loop_name] = fit
-    for workload, own in ((workload, list(loops.values())) for workload, loops in found.items()):
+    # Of two GPUs' searches the one that reached farther counts; one without a largest batch was cut off.
+    reached = ((fit.largest.spec.batch_size, fit) for fit in max_batches_of(trials) if fit.largest is not None)
+    for _, fit in sorted(reached, key=lambda pair: pair[0]):
+        found.setdefault(fit.spec.workload, {})[fit.spec.loop_name] = fit
+    for workload, loops in found.items():
+        own = list(loops.values())
         sizes = [trial.spec.batch_size for fit in own for trial in fit.trained]
         shared = max(sizes, key=lambda size: (sizes.count(size), size), default=None)
         for fit in own:
